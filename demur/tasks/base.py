@@ -1,0 +1,142 @@
+"""What is learned, as plain data: tensors, names, and the lengths and rates of training."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol, Self
+
+import torch
+from torch import Tensor
+
+
+def as_input(x: Tensor) -> Tensor:
+    """What a network is fed: uint8 pictures become floats in [0, 1]; floats and token numbers pass."""
+    return x.float().div_(255) if x.dtype == torch.uint8 else x
+
+
+@dataclass(frozen=True)
+class Split:
+    """Inputs (N, ...) and their class indices (N,)."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def to(self, device: torch.device | str) -> "Split":
+        return Split(self.x.to(device), self.y.to(device))
+
+
+class OutlierSource(Protocol):
+    """Outliers to train with."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """(M, ...): the shape of an epoch's outliers."""
+        ...
+
+    def epoch(self, generator: torch.Generator) -> Tensor:
+        """The outliers of one epoch, (M, ...): the same every time, or made anew."""
+        ...
+
+    def to(self, device: torch.device | str) -> Self: ...
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The same outliers in every epoch."""
+
+    x: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.x.shape
+
+    def epoch(self, generator: torch.Generator) -> Tensor:
+        return self.x
+
+    def to(self, device: torch.device | str) -> "Fixed":
+        return Fixed(self.x.to(device))
+
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A classification problem: data to fit, to tune and to test with, and inputs that belong to no class.
+
+    `augment` acts on the batches of training, in- and outliers alike. `missing` names the OOD test sets that were to be
+    had nowhere, so that tables can say so.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    train: Split
+    validation: Split
+    test: Split
+    outliers: OutlierSource
+    ood_test: Mapping[str, Tensor]
+    augment: Augment | None = None
+    missing: tuple[str, ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, split in (("train", self.train), ("validation", self.validation), ("test", self.test)):
+            check_split(f"{self.name}'s {name} data", split, len(self.classes))
+        sizes = {"outliers": self.outliers.shape, "validation": self.validation.x.shape, "test": self.test.x.shape}
+        for name, (length, *shape) in {**sizes, **{name: x.shape for name, x in self.ood_test.items()}}.items():
+            if length == 0:
+                raise ValueError(f"{self.name}: {name} is empty; it needs at least one input")
+            if shape != list(self.train.x.shape[1:]):
+                raise ValueError(
+                    f"{self.name}: {name} has inputs of shape {tuple(shape)}, "
+                    f"the training data {tuple(self.train.x.shape[1:])}; bring them to one shape"
+                )
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    def to(self, device: torch.device | str) -> "Task":
+        return replace(
+            self,
+            train=self.train.to(device),
+            validation=self.validation.to(device),
+            test=self.test.to(device),
+            outliers=self.outliers.to(device),
+            ood_test={name: x.to(device) for name, x in self.ood_test.items()},
+        )
+
+
+def check_split(what: str, split: Split, num_classes: int) -> None:
+    """Refuse what cannot be learned from: empty, NaN, labels that are no class."""
+    if len(split) == 0:
+        raise ValueError(f"{what} is empty; it needs at least one input")
+    if len(split.y) != len(split.x):
+        raise ValueError(f"{what} has {len(split.x)} inputs and {len(split.y)} labels; give one label an input")
+    if split.x.is_floating_point() and not split.x.isfinite().all():
+        row = int((~split.x.flatten(1).isfinite().all(1)).nonzero()[0])
+        raise ValueError(f"{what} has a NaN or infinite value in input {row}; remove or impute it")
+    if split.y.min() < 0 or split.y.max() >= num_classes:
+        wrong = int(split.y[(split.y < 0) | (split.y >= num_classes)][0])
+        raise ValueError(f"{what} has label {wrong}; {num_classes} classes are numbered 0 to {num_classes - 1}")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How long and how fast to train. One epoch is one pass over the inliers, with as many outliers beside them."""
+
+    epochs: int = 100
+    batch_size: int = 128
+    optimizer: Literal["adam", "sgd"] = "adam"
+    lr: float = 1e-3
+    weight_decay: float = 5e-4  # coupled L2; prior precision / N
+    cosine: Literal["step", "epoch"] = "step"  # how often the learning rate moves on its way to 0
+    clip_norm: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "lr"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} {getattr(self, name)} is not positive; nothing would be learned")
