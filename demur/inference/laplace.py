@@ -1,0 +1,109 @@
+"""Diagonal Laplace: a Gaussian around the MAP network, its precision the Fisher of in- and outliers plus the prior's."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from demur.inference.base import Inference, fit_parts
+from demur.inference.fisher import Root, diagonal_fisher
+from demur.inference.map import MAP
+from demur.inference.variational import with_head
+from demur.likelihoods import Likelihood
+from demur.metrics import brier
+from demur.networks import Network
+from demur.posterior import Gaussian, Point, Posterior
+from demur.predictive import predict
+from demur.tasks.base import Recipe, Task
+
+HALF_DECADES = tuple(10 ** (k / 2) for k in range(-4, 17))  # 0.01 to 1e8
+
+
+@dataclass(frozen=True)
+class Laplace:
+    """With `prior_precision` None it is tuned on the Brier score of the validation data.
+
+    That score is flat towards the MAP network, where all precisions serve equally well; so the least of `grid` is taken
+    whose score exceeds the best by no more than the share `slack`: the most doubt that costs next to nothing.
+    """
+
+    over: Literal["all", "head"] = "all"
+    estimator: Literal["sampled", "exact"] = "sampled"
+    prior_precision: float | None = None
+    grid: Sequence[float] = field(default=HALF_DECADES, repr=False)
+    slack: float = 0.01
+    tuning_draws: int = 20
+    num_draws: int = 20
+    budget: int = 2**30  # bytes of memory for the Fisher
+
+    def __post_init__(self) -> None:
+        if self.over not in ("all", "head"):
+            raise ValueError(f"over {self.over!r} is not known; choose 'all' layers or the 'head'")
+        if self.estimator not in ("sampled", "exact"):
+            raise ValueError(f"estimator {self.estimator!r} is not known; choose 'sampled' or 'exact'")
+        if self.prior_precision is not None and not self.prior_precision > 0:
+            raise ValueError(f"prior_precision {self.prior_precision} is not positive; None has it tuned")
+
+    def parts(self, recipe: Recipe) -> list[tuple[Inference, Recipe]]:
+        return [(MAP(), recipe)]
+
+    def fit(
+        self, network: Network, likelihood: Likelihood, task: Task, recipe: Recipe, parts: Sequence[Posterior] = ()
+    ) -> Gaussian:
+        (point,) = parts or fit_parts(self, network, likelihood, task, recipe)
+        assert isinstance(point, Point)
+        fisher = self.fisher(point.network, likelihood, task, recipe.seed)
+        precision = self.prior_precision or self._tuned(point.network, fisher, likelihood, task, recipe.seed)
+        return self._gaussian(point.network, fisher, precision, self.num_draws, recipe.seed)
+
+    def fisher(self, model: nn.Module, likelihood: Likelihood, task: Task, seed: int = 0) -> dict[str, Tensor]:
+        """Sum over the inliers, plus w * N / M times the sum over the outliers."""
+        only = None
+        if self.over == "head":
+            only = [name for name, _ in with_head(model).named_parameters() if name.startswith("head.")]
+        generator = torch.Generator(task.train.x.device).manual_seed(seed)
+
+        def total(x: Tensor, root: Root) -> dict[str, Tensor]:
+            signs = None
+            if self.estimator == "sampled":
+                shape = (len(x), likelihood.num_outputs)
+                signs = torch.randint(2, shape, generator=generator, device=x.device, dtype=torch.int8) * 2 - 1
+            return diagonal_fisher(model, root, x, signs=signs, budget=self.budget, only=only)
+
+        inside = total(task.train.x, lambda logits: likelihood.inside.fisher_root(logits))
+        outside = likelihood.outside
+        if outside is None:
+            return inside
+        # as many outliers as inliers: the data is passed twice, however many outliers there are
+        pool = task.outliers.epoch(generator)
+        some = pool[torch.randperm(len(pool), generator=generator, device=pool.device)[: len(task.train)]]
+        from_outliers = total(some, outside.model.fisher_root)
+        scale = outside.weight * len(task.train) / len(some)
+        return {name: value + scale * from_outliers[name] for name, value in inside.items()}
+
+    def _tuned(
+        self, model: nn.Module, fisher: dict[str, Tensor], likelihood: Likelihood, task: Task, seed: int
+    ) -> float:
+        scores: dict[float, float] = {}
+        for precision in sorted(self.grid, reverse=True):
+            posterior = self._gaussian(model, fisher, precision, self.tuning_draws, seed)
+            scores[precision] = brier(predict(posterior, likelihood, task.validation.x), task.validation.y)
+            best = min(scores.values())
+            if scores[precision] > 1.5 * best:  # far past the optimum, where less precision only blurs more
+                break
+        chosen = min(precision for precision, score in scores.items() if score <= (1 + self.slack) * best)
+        if chosen in (min(self.grid), max(self.grid)):
+            warnings.warn(
+                f"the best prior precision, {chosen:g}, is at the edge of the grid "
+                f"({min(self.grid):g} to {max(self.grid):g}); widen the grid",
+                stacklevel=3,
+            )
+        return chosen
+
+    def _gaussian(
+        self, model: nn.Module, fisher: dict[str, Tensor], precision: float, num_draws: int, seed: int
+    ) -> Gaussian:
+        return Gaussian(model, {name: 1 / (value + precision) for name, value in fisher.items()}, num_draws, seed)

@@ -1,0 +1,98 @@
+"""Mean-field variational Bayes over the last layer; the trunk is a point, trained along with it."""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from demur.inference.base import Inference, build
+from demur.likelihoods import Likelihood
+from demur.networks import Network
+from demur.posterior import Gaussian, Posterior
+from demur.tasks.base import Recipe, Task
+from demur.training import optimizer_for, seeded, train
+
+
+def kl_to_prior(mean: Tensor, log_variance: Tensor, precision: float) -> Tensor:
+    """KL divergence from N(mean, variance) to N(0, 1 / precision), summed, in nats."""
+    variance = log_variance.exp()
+    return 0.5 * (precision * (variance + mean**2) - 1 - log_variance - math.log(precision)).sum()
+
+
+class MeanField(nn.Module):
+    """A layer's parameters as Gaussians: the layer itself holds the means."""
+
+    def __init__(self, layer: nn.Module, log_variance: float) -> None:
+        super().__init__()
+        self.mean = layer
+        self.log_variance = nn.ParameterDict(
+            {name: torch.full_like(value, log_variance) for name, value in layer.named_parameters(recurse=False)}
+        )
+
+    def kl(self, precision: float) -> Tensor:
+        means = dict(self.mean.named_parameters())
+        return torch.stack([kl_to_prior(means[n], v, precision) for n, v in self.log_variance.items()]).sum()
+
+    def variance(self, prefix: str) -> dict[str, Tensor]:
+        return {prefix + name: value.detach().exp() for name, value in self.log_variance.items()}
+
+
+class MeanFieldHead(MeanField):
+    """An affine head that draws its weights anew each time: (B, D) to (draws, B, C)."""
+
+    def __init__(self, head: nn.Linear, log_variance: float, draws: int) -> None:
+        super().__init__(head, log_variance)
+        self.draws = draws
+
+    def forward(self, features: Tensor) -> Tensor:
+        means = dict(self.mean.named_parameters())
+        drawn = {
+            name: means[name] + (0.5 * value).exp() * torch.randn(self.draws, *value.shape, device=value.device)
+            for name, value in self.log_variance.items()
+        }
+        logits = torch.einsum("bd,scd->sbc", features, drawn["weight"])
+        return logits + drawn["bias"].unsqueeze(1) if "bias" in drawn else logits
+
+
+@dataclass(frozen=True)
+class VariationalBayes:
+    """The objective is E_q[log_prob] - tau * KL / N; tau = 1 is the evidence lower bound."""
+
+    tau: float = 0.1
+    prior_decay: float = 5e-4  # prior precision / N, the unit of a recipe's weight decay
+    log_variance: float = -6.0  # at the start
+    training_draws: int = 5
+    num_draws: int = 200
+
+    def parts(self, recipe: Recipe) -> list[tuple[Inference, Recipe]]:
+        return []
+
+    def fit(
+        self, network: Network, likelihood: Likelihood, task: Task, recipe: Recipe, parts: Sequence[Posterior] = ()
+    ) -> Gaussian:
+        with seeded(recipe.seed, task.train.x.device):
+            model = build(network, likelihood, task)
+            head = with_head(model).head = MeanFieldHead(model.head, self.log_variance, self.training_draws)
+            points = [name for name, _ in model.named_parameters() if not name.startswith("head.")]
+            undecayed = [name for name, _ in model.named_parameters() if name not in points]
+
+            def penalty() -> Tensor:
+                return self.tau * head.kl(self.prior_decay * len(task.train)) / len(task.train)
+
+            optimizer = optimizer_for(model, recipe, undecayed)
+            deque(train(model, likelihood, task, recipe, optimizer=optimizer, penalty=penalty), maxlen=0)
+        model.head = head.mean
+        return Gaussian(model, head.variance("head."), self.num_draws, recipe.seed)
+
+
+def with_head(model: nn.Module) -> nn.Module:
+    """The model itself, if its head can be treated apart."""
+    if not isinstance(getattr(model, "head", None), nn.Linear) or not callable(getattr(model, "features", None)):
+        raise ValueError(
+            f"the network ({type(model).__name__}) has no .features and .head (nn.Linear); a method over the last layer "
+            "needs them, with forward = head(features(x))"
+        )
+    return model

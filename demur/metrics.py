@@ -1,0 +1,249 @@
+"""Scores and metrics, all computed from Predictions alone.
+
+A score is high for outliers. A metric is a fraction. OOD metrics take the inliers as positive, as the paper does; the
+suffix `_out` says that outliers are. With a none class the class probabilities sum to less than one, and nothing here
+renormalises them but `ece_class`, whose purpose that is.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+Array = NDArray[np.float64]
+BINS = 15
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Probabilities averaged over a posterior: classes (N, K), none class (N,) or None, and the draws' mean entropy (N,).
+
+    The none mass is the averaged softmax entry itself: 1 - probs.sum(1) has no ranking left in float32.
+    """
+
+    probs: Tensor
+    none: Tensor | None
+    expected_entropy: Tensor
+
+    def __len__(self) -> int:
+        return len(self.probs)
+
+
+def _double(x: Tensor) -> Array:
+    return x.numpy(force=True).astype(np.float64)
+
+
+def spread(probs: Tensor, none: Tensor | None) -> Tensor:
+    """Class probabilities with the none mass spread evenly over them, or a confident "none" would pass for an inlier."""
+    return probs if none is None else probs + none.unsqueeze(-1) / probs.shape[-1]
+
+
+def entropy(probs: Tensor) -> Tensor:
+    """Nats, over the last dimension."""
+    return -probs.xlogy(probs).sum(-1)
+
+
+# scores ------------------------------------------------------------------------------------------------------------
+
+
+def max_prob_score(prediction: Prediction) -> Array:
+    """Minus the confidence: the largest class probability."""
+    return -_double(prediction.probs.amax(1))
+
+
+def none_score(prediction: Prediction) -> Array | None:
+    """The probability of the none class; None where there is no such class."""
+    return None if prediction.none is None else _double(prediction.none)
+
+
+def entropy_score(prediction: Prediction) -> Array:
+    """Entropy of the averaged probabilities."""
+    return _double(entropy(spread(prediction.probs.double(), prediction.none)))
+
+
+def mutual_information_score(prediction: Prediction) -> Array:
+    """What the draws disagree about: entropy of the average minus average entropy."""
+    return entropy_score(prediction) - _double(prediction.expected_entropy)
+
+
+SCORES: Mapping[str, Callable[[Prediction], Array | None]] = MappingProxyType(
+    {
+        "max_prob": max_prob_score,
+        "none": none_score,
+        "entropy": entropy_score,
+        "mutual_information": mutual_information_score,
+    }
+)
+
+
+# metrics of inliers ------------------------------------------------------------------------------------------------
+
+
+def accuracy(prediction: Prediction, y: Tensor) -> float:
+    """Share of inputs whose most probable class, "none" not being one, is right."""
+    return float((_double(prediction.probs).argmax(1) == y.numpy(force=True)).mean())
+
+
+def accuracy_with_none(prediction: Prediction, y: Tensor) -> float:
+    """Share of inputs whose most probable answer is right; "none" is an answer, and wrong."""
+    right = _double(prediction.probs).argmax(1) == y.numpy(force=True)
+    if prediction.none is not None:
+        right &= _double(prediction.probs.amax(1)) >= _double(prediction.none)
+    return float(right.mean())
+
+
+def nll(prediction: Prediction, y: Tensor) -> float:
+    """Minus the log-probability of the right class, in nats; probabilities below float32's smallest count as that."""
+    of_label = _double(prediction.probs)[np.arange(len(y)), y.numpy(force=True)]
+    return float(-np.log(np.maximum(of_label, np.finfo(np.float32).tiny)).mean())
+
+
+def brier(prediction: Prediction, y: Tensor) -> float:
+    """Squared distance to the right corner, the none mass counted like any other wrong class."""
+    error = _double(prediction.probs)
+    error[np.arange(len(y)), y.numpy(force=True)] -= 1
+    return float((error**2).sum(1).mean() + (0 if prediction.none is None else (_double(prediction.none) ** 2).mean()))
+
+
+def mmc(prediction: Prediction) -> float:
+    """Mean confidence."""
+    return float(_double(prediction.probs.amax(1)).mean())
+
+
+def calibration(confidence: Array, right: NDArray[np.bool_]) -> tuple[Array, Array, Array]:
+    """Per bin of confidence, of `BINS` equal ones: count, mean confidence, accuracy (nan in an empty one).
+
+    Bins are closed above, the first below too, so that every input is in one.
+    """
+    index = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+    count = np.bincount(index, minlength=BINS).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        mean_confidence = np.bincount(index, confidence, BINS) / count
+        share_right = np.bincount(index, right, BINS) / count
+    return count, mean_confidence, share_right
+
+
+def _calibration_error(confidence: Array, right: NDArray[np.bool_]) -> float:
+    count, mean_confidence, share_right = calibration(confidence, right)
+    return float(np.nansum(count * np.abs(mean_confidence - share_right)) / count.sum())
+
+
+def ece(prediction: Prediction, y: Tensor) -> float:
+    """Expected calibration error of the most probable class; every input is in a bin."""
+    probs = _double(prediction.probs)
+    return _calibration_error(probs.max(1), probs.argmax(1) == y.numpy(force=True))
+
+
+def ece_class(prediction: Prediction, y: Tensor) -> float:
+    """ECE of "which class, given that it is one of them", on the inputs that the classifier takes for inliers.
+
+    An input counts if its none mass is below one half; its class probabilities are divided by their sum. Equal to `ece`
+    where there is no none class; nan where every input is called "none".
+    """
+    if prediction.none is None:
+        return ece(prediction, y)
+    inside = _double(prediction.none) < 0.5
+    if not inside.any():
+        return float("nan")
+    probs = _double(prediction.probs)[inside]
+    probs /= probs.sum(1, keepdims=True)
+    return _calibration_error(probs.max(1), probs.argmax(1) == y.numpy(force=True)[inside])
+
+
+def ece_published(prediction: Prediction, y: Tensor) -> float:
+    """The paper's ECE: inputs with confidence of 14/15 or more are left out, and not counted (nan if none is left)."""
+    probs = _double(prediction.probs)
+    kept = probs.max(1) < 1 - 1 / BINS
+    if not kept.any():
+        return float("nan")
+    return _calibration_error(probs[kept].max(1), probs[kept].argmax(1) == y.numpy(force=True)[kept])
+
+
+METRICS: Mapping[str, Callable[[Prediction, Tensor], float]] = MappingProxyType(
+    {
+        "accuracy": accuracy,
+        "accuracy_with_none": accuracy_with_none,
+        "nll": nll,
+        "brier": brier,
+        "ece": ece,
+        "ece_class": ece_class,
+        "ece_published": ece_published,
+        "mmc": lambda prediction, y: mmc(prediction),
+    }
+)
+
+
+# metrics of inliers against outliers -------------------------------------------------------------------------------
+
+
+class Separation:
+    """How well a score tells positives from negatives: two sorts serve every metric, ties included.
+
+    A positive is called one if its value is at least the threshold.
+    """
+
+    def __init__(self, positive: Array, negative: Array) -> None:
+        for name, values in (("positive", positive), ("negative", negative)):
+            if len(values) == 0:
+                raise ValueError(f"the {name} scores are empty; a comparison needs at least one of each kind")
+            if np.isnan(values).any():
+                raise ValueError(f"the {name} scores contain NaN; the network's outputs are not finite")
+        self.positive, self.negative = np.sort(positive), np.sort(negative)
+
+    @cached_property
+    def _negatives_below(self) -> Array:
+        return np.searchsorted(self.negative, self.positive, "left").astype(np.float64)
+
+    @cached_property
+    def auroc(self) -> float:
+        """Probability that a positive lies above a negative, ties counting one half."""
+        not_above = np.searchsorted(self.negative, self.positive, "right")
+        return float((self._negatives_below + not_above).mean() / (2 * len(self.negative)))
+
+    @cached_property
+    def _precision(self) -> Array:
+        """At each positive's own value."""
+        positives = len(self.positive) - np.searchsorted(self.positive, self.positive, "left")
+        negatives = len(self.negative) - self._negatives_below
+        return positives / (positives + negatives)
+
+    @cached_property
+    def aupr(self) -> float:
+        """Average precision: each positive asks for the precision at its own value."""
+        return float(self._precision.mean())
+
+    @cached_property
+    def aupr_published(self) -> float:
+        """The trapezoid under the precision-recall curve, which flatters where ties or gaps are."""
+        values, count = np.unique(np.concatenate([self.positive, self.negative]), return_counts=True)
+        above = len(self.positive) + len(self.negative) - np.concatenate([[0], np.cumsum(count)[:-1]])
+        positives = len(self.positive) - np.searchsorted(self.positive, values, "left")
+        precision, recall = np.append(positives / above, 1.0), np.append(positives / len(self.positive), 0.0)
+        return float(-np.trapezoid(precision, recall))
+
+    @cached_property
+    def fpr95(self) -> float:
+        """Share of negatives that pass the threshold which 95 % of the positives pass."""
+        threshold = np.quantile(self.positive, 0.05)
+        return float((self.negative >= threshold).mean())
+
+
+def ood_metrics(inside: Prediction, outside: Prediction) -> dict[str, float]:
+    """Every score's figures for one OOD set: `fpr95`, `auroc`, `aupr` and `mmc` of the max-probability score, the other
+    scores' under their names (`none_fpr95`), outliers as positive under the suffix `_out`."""
+    figures = {"mmc": mmc(outside)}
+    for name, score in SCORES.items():
+        values_in, values_out = score(inside), score(outside)
+        if values_in is None or values_out is None:
+            continue
+        prefix = "" if name == "max_prob" else f"{name}_"
+        inliers_positive, outliers_positive = Separation(-values_in, -values_out), Separation(values_out, values_in)
+        for metric in ("fpr95", "auroc", "aupr"):
+            figures[prefix + metric] = getattr(inliers_positive, metric)
+            figures[f"{prefix}{metric}_out"] = getattr(outliers_positive, metric)
+        figures[f"{prefix}aupr_published"] = inliers_positive.aupr_published
+    return figures

@@ -1,0 +1,205 @@
+"""What inference returns: a point, a Gaussian or a mixture, over parameters and buffers alike.
+
+Every posterior is a list of weighted components, and a component is a set of networks that may share their trunk:
+
+    for weight, component in posterior.components():
+        shared = component.trunk(x)
+        for draw in range(component.num_draws):
+            logits = component.network_at(draw)(shared)
+
+Saved as one safetensors file with a JSON header; nothing in it is code.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.func import functional_call
+
+
+class Posterior(Protocol):
+    @property
+    def num_draws(self) -> int: ...
+
+    def components(self) -> Iterator[tuple[float, "Point | Gaussian"]]:
+        """Points and Gaussians with their shares of the probability, which sum to one."""
+        ...
+
+    def logits(self, x: Tensor, draw: int) -> Tensor:
+        """Logits (B, C) of the draw-th network; the same network for every x and in every process."""
+        ...
+
+
+@dataclass(frozen=True)
+class Point:
+    """One network, buffers included."""
+
+    network: nn.Module
+
+    @property
+    def num_draws(self) -> int:
+        return 1
+
+    def components(self) -> Iterator[tuple[float, "Point | Gaussian"]]:
+        yield 1.0, self
+
+    def trunk(self, x: Tensor) -> Tensor:
+        return x
+
+    def network_at(self, draw: int) -> Callable[[Tensor], Tensor]:
+        return self.network
+
+    def logits(self, x: Tensor, draw: int = 0) -> Tensor:
+        return self.network(x)
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Independent Gaussians over the parameters named in `variance`, around the network's own; the rest are points.
+
+    Where all of them belong to the head, `trunk` is the network's `.features` and runs once for all draws.
+    """
+
+    network: nn.Module
+    variance: Mapping[str, Tensor]
+    num_draws: int = 20
+    seed: int = 0
+
+    @property
+    def over_head(self) -> bool:
+        return all(name.startswith("head.") for name in self.variance)
+
+    def components(self) -> Iterator[tuple[float, "Point | Gaussian"]]:
+        yield 1.0, self
+
+    def trunk(self, x: Tensor) -> Tensor:
+        return self.network.features(x) if self.over_head else x
+
+    def network_at(self, draw: int) -> Callable[[Tensor], Tensor]:
+        sample = self.sample(draw)
+        if not self.over_head:
+            return lambda x: functional_call(self.network, sample, (x,))
+        head = {name.removeprefix("head."): value for name, value in sample.items()}
+        return lambda features: functional_call(self.network.head, head, (features,))
+
+    def logits(self, x: Tensor, draw: int) -> Tensor:
+        return self.network_at(draw)(self.trunk(x))
+
+    def sample(self, draw: int) -> dict[str, Tensor]:
+        """The draw-th parameters; drawn on the CPU, so that every device has the same."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + draw)
+        mean = dict(self.network.named_parameters())
+        return {
+            name: mean[name] + variance.sqrt() * torch.randn(variance.shape, generator=generator).to(variance.device)
+            for name, variance in self.variance.items()
+        }
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Posteriors of equal weight: an ensemble, or the samples of a chain."""
+
+    parts: tuple[Posterior, ...]
+
+    @property
+    def num_draws(self) -> int:
+        return sum(part.num_draws for part in self.parts)
+
+    def components(self) -> Iterator[tuple[float, Point | Gaussian]]:
+        for part in self.parts:
+            for weight, component in part.components():
+                yield weight / len(self.parts), component
+
+    def logits(self, x: Tensor, draw: int) -> Tensor:
+        for part in self.parts:
+            if draw < part.num_draws:
+                return part.logits(x, draw)
+            draw -= part.num_draws
+        raise ValueError(f"draw {draw + self.num_draws} is too large; this posterior has {self.num_draws}")
+
+
+FORMAT = 1
+
+
+def save(posterior: Posterior, path: str | Path) -> None:
+    """Write the posterior to one file, whole or not at all."""
+    tensors: dict[str, Tensor] = {}
+    header = {"format": FORMAT, "posterior": _pack(posterior, "", tensors)}
+    path = Path(path)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        save_file(tensors, unfinished, metadata={"demur": json.dumps(header)})
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def load(path: str | Path, build: Callable[[], nn.Module], device: torch.device | str = "cpu") -> Posterior:
+    """Read a posterior back; `build` makes a fresh network of the kind it was fitted with."""
+    try:
+        with safe_open(path, "pt") as file:
+            header = json.loads((file.metadata() or {})["demur"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
+        if header["format"] != FORMAT:
+            raise ValueError(f"{path} has format {header['format']}, this demur reads {FORMAT}; save it anew")
+        return _unpack(header["posterior"], "", tensors, build, device)
+    except FileNotFoundError:
+        raise ValueError(f"posterior {path} does not exist; fit one and save it first") from None
+    except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not a posterior saved by demur, or it is damaged ({error}); save it anew") from None
+
+
+def _pack(posterior: Posterior, prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Put the tensors under their names and return what else there is to say."""
+    if isinstance(posterior, Mixture):
+        return {
+            "kind": "mixture",
+            "parts": [_pack(part, f"{prefix}{index}/", tensors) for index, part in enumerate(posterior.parts)],
+        }
+    assert isinstance(posterior, Point | Gaussian)
+    # parameters and buffers rather than the state_dict, which lists tied weights twice
+    for kind, named in (("mean", posterior.network.named_parameters()), ("buffer", posterior.network.named_buffers())):
+        tensors |= {f"{prefix}{kind}/{name}": value.detach().contiguous() for name, value in named}
+    if isinstance(posterior, Point):
+        return {"kind": "point"}
+    tensors |= {f"{prefix}variance/{name}": value.contiguous() for name, value in posterior.variance.items()}
+    return {"kind": "gaussian", "num_draws": posterior.num_draws, "seed": posterior.seed}
+
+
+def _unpack(
+    header: dict[str, Any],
+    prefix: str,
+    tensors: Mapping[str, Tensor],
+    build: Callable[[], nn.Module],
+    device: torch.device | str,
+) -> Posterior:
+    if header["kind"] == "mixture":
+        parts = enumerate(header["parts"])
+        return Mixture(tuple(_unpack(part, f"{prefix}{index}/", tensors, build, device) for index, part in parts))
+    network = build().to(device).eval()
+    found = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+    slots = {f"mean/{name}": value for name, value in network.named_parameters()}
+    slots |= {f"buffer/{name}": value for name, value in network.named_buffers()}
+    for key in slots.keys() | {key for key in found if not key.startswith("variance/")}:
+        saved, fresh = (tuple(side[key].shape) if key in side else None for side in (found, slots))
+        if saved != fresh:
+            raise ValueError(
+                f"{key.split('/', 1)[1]} is {saved or 'absent'} in the saved posterior and {fresh or 'absent'} in the network; "
+                "pass the network that it was fitted with"
+            )
+    with torch.no_grad():
+        for key, slot in slots.items():
+            slot.copy_(found[key])
+    if header["kind"] == "point":
+        return Point(network)
+    variance = {
+        key.removeprefix("variance/"): value.to(device) for key, value in found.items() if key.startswith("variance/")
+    }
+    return Gaussian(network, variance, header["num_draws"], header["seed"])

@@ -1,0 +1,43 @@
+"""The only Monte-Carlo average."""
+
+import torch
+from torch import Tensor
+
+from demur.likelihoods import Likelihood
+from demur.metrics import Prediction, entropy, spread
+from demur.posterior import Posterior
+from demur.tasks.base import as_input
+
+BLOCK = 8192  # inputs whose sums, and trunk's outputs, are held at a time
+
+
+@torch.inference_mode()
+def predict(posterior: Posterior, likelihood: Likelihood, x: Tensor, batch_size: int = 512) -> Prediction:
+    """Class probabilities averaged over the posterior; (N, ...) to (N, K)."""
+    if len(x) == 0:
+        raise ValueError("x is empty; predict needs at least one input")
+    blocks = [_predict_block(posterior, likelihood, block, batch_size) for block in x.split(BLOCK)]
+    probs, none, expected_entropy = zip(*blocks, strict=True)
+    return Prediction(
+        torch.cat(probs), torch.cat(none) if likelihood.has_none_class else None, torch.cat(expected_entropy)
+    )
+
+
+def _predict_block(
+    posterior: Posterior, likelihood: Likelihood, x: Tensor, batch_size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    probs = torch.zeros(len(x), likelihood.num_classes, dtype=torch.float64, device=x.device)
+    none, expected_entropy = torch.zeros_like(probs[:, 0]), torch.zeros_like(probs[:, 0])
+    batches = [slice(start, start + batch_size) for start in range(0, len(x), batch_size)]
+    for share, component in posterior.components():
+        shared = [component.trunk(as_input(x[rows])) for rows in batches]
+        weight = share / component.num_draws
+        for draw in range(component.num_draws):
+            network = component.network_at(draw)
+            for rows, inputs in zip(batches, shared, strict=True):
+                in_class, in_none = likelihood.probs(network(inputs).double())
+                probs[rows] += weight * in_class
+                expected_entropy[rows] += weight * entropy(spread(in_class, in_none))
+                if in_none is not None:
+                    none[rows] += weight * in_none
+    return probs.float().cpu(), none.float().cpu(), expected_entropy.float().cpu()

@@ -1,0 +1,114 @@
+"""Synthetic outliers, made on the device of what they are made from."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from demur.tasks.base import OutlierSource, as_input
+
+FAR_AWAY = 5000.0
+CHUNK = 4096
+
+
+def uniform(count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Every pixel independently uniform; uint8."""
+    return torch.randint(256, (count, *shape), generator=generator, dtype=torch.uint8, device=generator.device)
+
+
+def far_away(x: Tensor) -> Tensor:
+    """Uniform noise far outside the range of any picture: 5000 times as large, as floats."""
+    return FAR_AWAY * as_input(x)
+
+
+def smooth(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Smooth noise with the pictures' own grey values: (N, C, H, W) uint8 to the same.
+
+    Pixels are permuted (one permutation for all channels), blurred by a Gaussian of sigma in U[1, 2.5], and brought back
+    to full contrast by sigmoid(g (x - 0.5)), g in U[5, 30]; permutation, sigma and g are drawn anew for every picture.
+    """
+    return torch.cat([_smooth_chunk(chunk, generator) for chunk in x.split(CHUNK)])
+
+
+def _smooth_chunk(x: Tensor, generator: torch.Generator) -> Tensor:
+    count, _, height, width = x.shape
+
+    def draw(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator, device=x.device)
+
+    order = draw(count, 1, height * width).argsort(-1).expand(-1, x.shape[1], -1)
+    pixels = as_input(x).flatten(2).gather(2, order).unflatten(2, (height, width))
+    sigma = 1 + 1.5 * draw(count)
+    blurred = blur_matrix(height, sigma)[:, None] @ pixels @ blur_matrix(width, sigma)[:, None].mT
+    gain = 5 + 25 * draw(count)[:, None, None, None]
+    return (gain * (blurred - 0.5)).sigmoid_().mul_(255).round_().to(torch.uint8)
+
+
+def blur_matrix(size: int, sigma: Tensor) -> Tensor:
+    """Gaussian blur along a line of `size` pixels, cut off at 4 sigma and mirrored at its ends: (N,) to (N, size, size)."""
+    reach = (4 * sigma + 0.5).floor()[:, None, None]
+    pixel = torch.arange(size, device=sigma.device)
+    matrix = sigma.new_zeros(len(sigma), size, size)
+    # every place whose mirror image is a given pixel
+    copies = 1 + int(reach.max()) // size
+    for shift in range(-copies * 2 * size, (copies + 1) * 2 * size, 2 * size):
+        for place in (pixel + shift, shift - 1 - pixel):
+            distance = (pixel[:, None] - place[None, :]).float()
+            kernel = (-0.5 * (distance / sigma[:, None, None]) ** 2).exp()
+            matrix += kernel * (distance.abs() <= reach)
+    return matrix / matrix.sum(2, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Smooth:
+    """Smooth noise to train with, made anew each epoch from the task's own training pictures."""
+
+    pictures: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.pictures.shape
+
+    def epoch(self, generator: torch.Generator) -> Tensor:
+        return smooth(self.pictures, generator)
+
+    def to(self, device: torch.device | str) -> "Smooth":
+        return Smooth(self.pictures.to(device))
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Uniform noise to train with, made anew each epoch."""
+
+    shape: torch.Size
+
+    def epoch(self, generator: torch.Generator) -> Tensor:
+        return uniform(self.shape[0], tuple(self.shape[1:]), generator)
+
+    def to(self, device: torch.device | str) -> "Uniform":
+        return self
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Equal parts of several sources; an epoch has as many as the smallest allows."""
+
+    sources: tuple[OutlierSource, ...]
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self.sources) * self._each, *self.sources[0].shape[1:]))
+
+    @property
+    def _each(self) -> int:
+        return min(source.shape[0] for source in self.sources)
+
+    def epoch(self, generator: torch.Generator) -> Tensor:
+        parts = []
+        for source in self.sources:
+            pool = source.epoch(generator)
+            parts.append(pool[torch.randperm(len(pool), generator=generator, device=pool.device)[: self._each]])
+        return torch.cat(parts)
+
+    def to(self, device: torch.device | str) -> "Mixed":
+        return Mixed(tuple(source.to(device) for source in self.sources))

@@ -1,0 +1,199 @@
+"""Sentences as numbers: `sst` and `trec`, one pipeline for every set inside and outside.
+
+A set must not be known by its typography: one source keeps upper case, another strips punctuation, a third writes
+`&apos;t` for what a fourth writes `n't`. So every text becomes levelled words, the words become numbers by the training
+set's vocabulary, and the numbers stand at the right end of WIDTH places, after padding.
+"""
+
+import html
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from demur.names import choose
+from demur.tasks.base import Fixed, OutlierSource, Split, Task
+from demur.tasks.outliers import Mixed
+from demur.tasks.store import Store
+
+PADDING, UNKNOWN = 0, 1
+WIDTH = 60  # the longest labelled sentence has 56 words; longer outliers lose their ends
+OOD = ("snli", "multi30k", "wmt16")
+OOD_COUNT = 10_000
+SHUFFLED = "shuffled_words"
+OUTLIERS = ("wikitext2", "brown", SHUFFLED)
+
+ACCENT = re.compile("[\u0300-\u036f]")  # as they stand alone once letters are decomposed
+APOSTROPHE = re.compile("[\u2018\u2019\u2032`]")
+NEGATION = re.compile(r"n ?'t\b")  # don't, do n't and don 't
+WORD = re.compile(r"<unk>|[^\W_]+")  # WikiText-2 writes <unk> for its own unknown words
+
+
+def levelled(text: str) -> list[str]:
+    """Words without case, accents and punctuation; "n't" and what follows an apostrophe are words of their own."""
+    plain = ACCENT.sub("", unicodedata.normalize("NFKD", html.unescape(text).lower()))
+    return WORD.findall(NEGATION.sub(" nt", APOSTROPHE.sub("'", plain)))
+
+
+def cased(text: str) -> list[str]:
+    """What stands between spaces, as it is written."""
+    return text.split()
+
+
+def lowered(text: str) -> list[str]:
+    """What stands between spaces, in lower case."""
+    return text.lower().split()
+
+
+Labelled = tuple[list[str], Tensor]
+Tokenizer = Callable[[str], list[str]]
+TOKENIZERS: dict[str, Tokenizer] = {"levelled": levelled, "cased": cased, "lowered": lowered}
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The words with numbers of their own; words[0] and words[1] stand for padding and for all other words."""
+
+    words: tuple[str, ...]
+
+    @classmethod
+    def of(cls, sentences: Iterable[Sequence[str]], size: int = 10_000) -> "Vocabulary":
+        """The most frequent words, at most `size` with the two special ones.
+
+        A word must occur twice: were every training word known, the unknown word would occur in training outliers
+        alone, and a rare word would make any test sentence an outlier.
+        """
+        counts = Counter(word for sentence in sentences for word in sentence)
+        counts.pop("<unk>", None)
+        frequent = [word for word, count in counts.most_common(size - 2) if count > 1]
+        return cls(("<pad>", "<unk>", *frequent))
+
+    def encode(self, sentences: Iterable[Sequence[str]], width: int = WIDTH) -> Tensor:
+        """(N, width) int64, padded on the left and cut on the right; no words at all are one unknown word."""
+        number = {word: index for index, word in enumerate(self.words) if index > UNKNOWN}
+        rows = []
+        for sentence in sentences:
+            row = [number.get(word, UNKNOWN) for word in sentence[:width]] or [UNKNOWN]
+            rows.append([PADDING] * (width - len(row)) + row)
+        return torch.tensor(rows).view(-1, width)
+
+
+def sst(
+    store: Store,
+    *,
+    outliers: str = "wikitext2",
+    inside: str = "levelled",
+    outside: str = "levelled",
+    limit: int | None = None,
+) -> Task:
+    """Sentences of film reviews, negative or positive. For the arguments see `text_task`."""
+    return text_task("sst", store, outliers=outliers, inside=inside, outside=outside, limit=limit)
+
+
+def trec(
+    store: Store,
+    *,
+    outliers: str = "wikitext2",
+    inside: str = "levelled",
+    outside: str = "levelled",
+    limit: int | None = None,
+) -> Task:
+    """Questions, by what they ask for; some of the 50 classes have only a few. For the arguments see `text_task`."""
+    return text_task("trec", store, outliers=outliers, inside=inside, outside=outside, limit=limit)
+
+
+def text_task(
+    name: str,
+    store: Store,
+    *,
+    outliers: str = "wikitext2",
+    inside: str = "levelled",
+    outside: str = "levelled",
+    limit: int | None = None,
+) -> Task:
+    """A labelled set of the store as a task.
+
+    `outliers` are `wikitext2`, `brown`, `shuffled_words` (the training set's words in random order) or a mix, `a+b`.
+    `inside` and `outside` name the tokenizers of the labelled sets and of all others; any two but the same let the
+    network go by typography. `limit` keeps that many training sentences. Validation sentences are the set's own, or a
+    tenth of the training set where it has none; they are never the test's.
+    """
+    tokens_in, tokens_out = choose(TOKENIZERS, inside, "tokenizer"), choose(TOKENIZERS, outside, "tokenizer")
+    (train_texts, train_y), (validation_texts, validation_y) = training_and_validation(store, name, limit)
+    test_texts, test_y = labelled(store, name, "test")
+    sentences = [tokens_in(text) for text in train_texts]
+    vocabulary = Vocabulary.of(sentences)
+    lengths = torch.tensor([min(max(len(sentence), 1), WIDTH) for sentence in sentences])
+
+    def source(part: str) -> OutlierSource:
+        choose(dict.fromkeys(OUTLIERS), part, "outliers")
+        texts = train_texts if part == SHUFFLED else store.texts(part, "train")[0]
+        words = [word for text in texts for word in tokens_out(text)]
+        if part == SHUFFLED:
+            words = [words[i] for i in shuffled(len(words))]
+        return Fixed(vocabulary.encode(pieces(words, lengths, torch.Generator().manual_seed(0))))
+
+    def split(texts: list[str], y: Tensor) -> Split:
+        return Split(vocabulary.encode(map(tokens_in, texts)), y)
+
+    sources = tuple(source(part) for part in outliers.split("+"))
+    return Task(
+        name,
+        store.classes(name, "train"),
+        split(train_texts, train_y),
+        split(validation_texts, validation_y),
+        split(test_texts, test_y),
+        outliers=sources[0] if len(sources) == 1 else Mixed(sources),
+        ood_test={ood: vocabulary.encode(map(tokens_out, texts)) for ood, texts in ood_texts(store).items()},
+        missing=tuple(ood for ood in OOD if not store.has(ood, "test")),
+    )
+
+
+def pieces(words: Sequence[str], lengths: Tensor, generator: torch.Generator) -> list[Sequence[str]]:
+    """Consecutive pieces of a text, as long as inliers are: each length is drawn from `lengths`.
+
+    A WikiText paragraph has 100 words, a question 10: uncut, length alone would tell them apart.
+    """
+    drawn = lengths[torch.randint(len(lengths), (len(words),), generator=generator)]
+    ends = [end for end in drawn.cumsum(0).tolist() if end <= len(words)]
+    return [words[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def labelled(store: Store, name: str, split: str) -> Labelled:
+    texts, y = store.texts(name, split)
+    if y is None:
+        raise ValueError(f"{name}'s split {split} has no labels; get or add {name} again, with a column `label`")
+    return texts, y
+
+
+def training_and_validation(store: Store, name: str, limit: int | None = None) -> tuple[Labelled, Labelled]:
+    """Shuffled training sentences, and validation sentences: the set's own, or a tenth of the training set held out."""
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit {limit} leaves nothing to train on; give at least 1, or None for all")
+    texts, y = labelled(store, name, "train")
+    order = shuffled(len(texts))
+    if store.has(name, "validation"):
+        validation = labelled(store, name, "validation")
+    else:
+        held_out, order = order[: len(texts) // 10], order[len(texts) // 10 :]
+        validation = [texts[i] for i in held_out], y[held_out]
+    return ([texts[i] for i in order[:limit]], y[order[:limit]]), validation
+
+
+def ood_texts(store: Store) -> dict[str, list[str]]:
+    """The OOD test sets that are there, at most OOD_COUNT sentences each."""
+    found = {}
+    for name in OOD:
+        if store.has(name, "test"):
+            texts, _ = store.texts(name, "test")
+            found[name] = [texts[i] for i in shuffled(len(texts))[:OOD_COUNT]]
+    return found
+
+
+def shuffled(count: int) -> list[int]:
+    """0 to count - 1 in an order that is always the same."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()

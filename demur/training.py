@@ -1,0 +1,148 @@
+"""The one optimisation loop: tensors on their device, inliers and outliers in one pass."""
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from demur.likelihoods import Likelihood
+from demur.tasks.base import Recipe, Task, as_input
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Said after every epoch; loss is minus the objective, in nats per inlier, averaged over the epoch."""
+
+    epoch: int
+    epochs: int
+    loss: float
+
+
+_observer: ContextVar[Callable[[Progress], None] | None] = ContextVar("observer", default=None)
+
+
+@contextmanager
+def observed(observer: Callable[[Progress], None]) -> Iterator[None]:
+    """Have `observer` called after every epoch of every network that is trained inside the block."""
+    token = _observer.set(observer)
+    try:
+        yield
+    finally:
+        _observer.reset(token)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Randomness inside the block follows from the seed; outside, it goes on as if nothing had happened."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def cosine(done: float) -> float:
+    """From 1 to 0 as the share of training that is done goes from 0 to 1."""
+    return 0.5 * (1 + math.cos(math.pi * done))
+
+
+def optimizer_for(model: nn.Module, recipe: Recipe, undecayed: Collection[str] = ()) -> torch.optim.Optimizer:
+    """The recipe's optimiser; coupled weight decay is the prior, from which the `undecayed` parameters are exempt."""
+    named = dict(model.named_parameters())
+    groups = [
+        {"params": [p for name, p in named.items() if name not in undecayed], "weight_decay": recipe.weight_decay},
+        {"params": [p for name, p in named.items() if name in undecayed], "weight_decay": 0.0},
+    ]
+    return OPTIMIZERS[recipe.optimizer]([group for group in groups if group["params"]], recipe.lr)
+
+
+OPTIMIZERS: Mapping[str, Callable[[list[dict], float], torch.optim.Optimizer]] = MappingProxyType(
+    {
+        "adam": lambda groups, lr: torch.optim.Adam(groups, lr),
+        "sgd": lambda groups, lr: torch.optim.SGD(groups, lr, momentum=0.9, nesterov=True),
+    }
+)
+
+
+def train(
+    model: nn.Module,
+    likelihood: Likelihood,
+    task: Task,
+    recipe: Recipe,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    rate: Callable[[float], float] = cosine,
+    penalty: Callable[[], Tensor] | None = None,
+) -> Iterator[int]:
+    """Maximise log_prob - penalty(), both in nats per inlier, pausing after every epoch (1, 2, ...).
+
+    The learning rate is the recipe's times rate(share of training done). The model gives logits (..., 2 B, C).
+    """
+    optimizer = optimizer or optimizer_for(model, recipe)
+    generator = torch.Generator(task.train.x.device).manual_seed(recipe.seed + (1 << 32))
+    base_rates = [group["lr"] for group in optimizer.param_groups]
+    model.train()
+    for epoch in range(recipe.epochs):
+        steps = list_batches(task, recipe, likelihood.outside is not None, generator)
+        total = torch.zeros((), device=task.train.x.device)
+        for step, (inside, outside) in enumerate(steps):
+            done = (epoch + (step / len(steps) if recipe.cosine == "step" else 0)) / recipe.epochs
+            for group, lr in zip(optimizer.param_groups, base_rates, strict=True):
+                group["lr"] = lr * rate(done)
+            x = task.train.x[inside] if outside is None else torch.cat([task.train.x[inside], outside])
+            logits = model(as_input(task.augment(x, generator) if task.augment else x))
+            check_logits(logits, len(x), likelihood)
+            # one pass, so batch norm sees both kinds
+            logits_in, logits_out = logits[..., : len(inside), :], logits[..., len(inside) :, :]
+            loss = -likelihood.log_prob(logits_in, task.train.y[inside], logits_out)
+            if penalty is not None:
+                loss = loss + penalty()
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            if recipe.clip_norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm)
+            optimizer.step()
+            total += loss.detach()
+        mean_loss = float(total) / len(steps)
+        if not math.isfinite(mean_loss):
+            raise FloatingPointError(
+                f"the loss became {mean_loss} in epoch {epoch + 1}; lower the learning rate ({recipe.lr}) or set clip_norm"
+            )
+        if observer := _observer.get():
+            observer(Progress(epoch + 1, recipe.epochs, mean_loss))
+        yield epoch + 1
+    model.eval()
+
+
+def list_batches(
+    task: Task, recipe: Recipe, with_outliers: bool, generator: torch.Generator
+) -> list[tuple[Tensor, Tensor | None]]:
+    """One epoch: indices of inliers, and as many outliers.
+
+    Batches are full; the few inliers that are left over differ from epoch to epoch.
+    """
+    device = task.train.x.device
+    size = min(recipe.batch_size, len(task.train))
+    inside = torch.randperm(len(task.train), generator=generator, device=device).split(size)
+    inside = [rows for rows in inside if len(rows) == size]
+    if not with_outliers:
+        return [(rows, None) for rows in inside]
+    pool = task.outliers.epoch(generator)
+    rounds = math.ceil(len(inside) * size / len(pool))
+    order = torch.cat([torch.randperm(len(pool), generator=generator, device=device) for _ in range(rounds)])
+    outside = order[: len(inside) * size].split(size)
+    return [(rows, pool[out]) for rows, out in zip(inside, outside, strict=True)]
+
+
+def check_logits(logits: Tensor, inputs: int, likelihood: Likelihood) -> None:
+    """Refuse a network that is not a function of the head size."""
+    if not isinstance(logits, Tensor):
+        raise ValueError(f"the network returned a {type(logits).__name__}; it must return a tensor of logits")
+    if logits.shape[-2:] != (inputs, likelihood.num_outputs):
+        raise ValueError(
+            f"the network gave logits of shape {tuple(logits.shape)} for {inputs} inputs; the likelihood needs a head of "
+            f"{likelihood.num_outputs}: build it from the head size that the network function is called with"
+        )

@@ -1,0 +1,174 @@
+"""Metrics against scikit-learn and by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import auc, average_precision_score, precision_recall_curve, roc_auc_score
+
+from demur.metrics import (
+    METRICS,
+    Prediction,
+    Separation,
+    accuracy,
+    accuracy_with_none,
+    brier,
+    calibration,
+    ece,
+    ece_class,
+    ece_published,
+    entropy_score,
+    max_prob_score,
+    mmc,
+    mutual_information_score,
+    nll,
+    none_score,
+    ood_metrics,
+)
+
+
+def prediction(probs, none=None, expected_entropy=None) -> Prediction:
+    probs = torch.as_tensor(probs, dtype=torch.float32)
+    none = None if none is None else torch.as_tensor(none, dtype=torch.float32)
+    zeros = torch.zeros(len(probs))
+    return Prediction(probs, none, zeros if expected_entropy is None else torch.as_tensor(expected_entropy))
+
+
+scores = st.lists(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]) | st.floats(-3, 3), min_size=1, max_size=60)
+
+
+@settings(max_examples=200, deadline=None)
+@given(scores, scores)
+def test_separation_is_scikit_learns_with_ties(positive, negative):
+    values = np.array(positive + negative)
+    truth = np.array([1] * len(positive) + [0] * len(negative))
+    ours = Separation(np.array(positive), np.array(negative))
+    assert ours.auroc == pytest.approx(roc_auc_score(truth, values), abs=1e-12)
+    assert ours.aupr == pytest.approx(average_precision_score(truth, values), abs=1e-12)
+    precision, recall, _ = precision_recall_curve(truth, values)
+    assert ours.aupr_published == pytest.approx(auc(recall, precision), abs=1e-12)
+
+
+def test_fpr95_is_the_definition():
+    inside, outside = np.arange(101) / 100, np.array([0.04, 0.05, 0.5, 0.9])
+    # the 5th percentile of 0, 0.01, ..., 1 is 0.05, and three of the four outliers are at least as confident
+    assert Separation(inside, outside).fpr95 == 0.75
+
+
+def test_ood_figures_have_both_directions():
+    inside = prediction([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]])
+    outside = prediction([[0.5, 0.5], [0.7, 0.3]])
+    figures = ood_metrics(inside, outside)
+    confidence, truth = [0.9, 0.8, 0.6, 0.5, 0.7], [1, 1, 1, 0, 0]
+    assert figures["auroc"] == pytest.approx(roc_auc_score(truth, confidence))
+    assert figures["auroc_out"] == pytest.approx(figures["auroc"])
+    assert figures["aupr"] == pytest.approx(average_precision_score(truth, confidence))
+    flipped = average_precision_score(1 - np.array(truth), -np.array(confidence))
+    assert figures["aupr_out"] == pytest.approx(flipped)
+    assert figures["mmc"] == pytest.approx(0.6)
+    assert "entropy_fpr95_out" in figures
+    assert "none_fpr95" not in figures
+
+
+def test_ece_by_hand():
+    # bin 14 of 15 is (13/15, 14/15]: confidences .9 and .9, one right; the last bin: .95 right and 1.0 wrong
+    probs = [[0.9, 0.1], [0.9, 0.1], [0.95, 0.05], [1.0, 0.0]]
+    y = torch.tensor([0, 1, 0, 1])
+    assert ece(prediction(probs), y) == pytest.approx((2 * abs(0.9 - 0.5) + 2 * abs(0.975 - 0.5)) / 4, abs=1e-6)
+    # published: the last two are left out, and the rest divided by two
+    assert ece_published(prediction(probs), y) == pytest.approx(0.4, abs=1e-6)
+
+
+def test_published_ece_has_no_value_for_a_sure_classifier():
+    sure = prediction([[0.99, 0.01]] * 3)
+    assert math.isnan(ece_published(sure, torch.zeros(3, dtype=torch.long)))
+    assert ece(sure, torch.zeros(3, dtype=torch.long)) == pytest.approx(0.01)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.5, 1.0), st.booleans()), min_size=1, max_size=50))
+def test_ece_keeps_the_bound_that_the_published_one_breaks(rows):
+    confidence = torch.tensor([c for c, _ in rows], dtype=torch.float64).float()
+    y = torch.tensor([0 if right else 1 for _, right in rows])
+    made = prediction(torch.stack([confidence, 1 - confidence], 1))
+    assert ece(made, y) <= (1 - accuracy(made, y)) + (1 - mmc(made)) + 1e-6
+
+
+def test_the_published_ece_breaks_the_bound():
+    # 98 sure and right, 2 at .6 and wrong: the two alone are counted
+    probs = torch.tensor([[1.0, 0.0]] * 98 + [[0.6, 0.4]] * 2)
+    y = torch.tensor([0] * 98 + [1] * 2)
+    made = prediction(probs)
+    bound = (1 - accuracy(made, y)) + (1 - mmc(made))
+    assert ece_published(made, y) == pytest.approx(0.6, abs=1e-6)
+    assert ece_published(made, y) > bound > ece(made, y)
+
+
+def test_every_input_is_in_a_bin():
+    edges = np.concatenate([[0.0], np.arange(1, 16) / 15, np.random.default_rng(0).random(500)])
+    count, _, _ = calibration(edges, np.ones(len(edges), bool))
+    assert count.sum() == len(edges)
+
+
+def test_none_class_aware_calibration():
+    # the third is called none and left out; the others are renormalised to .9 and .6
+    made = prediction([[0.45, 0.05], [0.36, 0.24], [0.1, 0.1]], none=[0.5 - 1e-6, 0.4, 0.8])
+    y = torch.tensor([0, 0, 1])
+    assert ece_class(made, y) == pytest.approx((0.1 + 0.4) / 2, abs=1e-5)
+    assert ece_class(prediction([[0.9, 0.1]]), y[:1]) == ece(prediction([[0.9, 0.1]]), y[:1])
+
+
+def test_accuracy_over_classes_and_over_classes_with_none():
+    made = prediction([[0.4, 0.1], [0.6, 0.2]], none=[0.5, 0.2])
+    y = torch.tensor([0, 0])
+    assert accuracy(made, y) == 1.0
+    assert accuracy_with_none(made, y) == 0.5
+
+
+def test_brier_and_nll():
+    made = prediction([[0.7, 0.2]], none=[0.1])
+    y = torch.tensor([0])
+    assert brier(made, y) == pytest.approx(0.3**2 + 0.2**2 + 0.1**2, abs=1e-6)
+    assert nll(made, y) == pytest.approx(-math.log(0.7), abs=1e-6)
+
+
+def test_the_none_score_keeps_the_ranking_that_a_difference_loses():
+    generator = torch.Generator().manual_seed(0)
+    none = 10 ** (-6 - 6 * torch.rand(2000, generator=generator).double())
+    outlier = torch.rand(2000, generator=generator) < (none > 1e-9).double() * 0.8 + 0.1
+    top = 1 - none
+    probs = torch.stack([top * 0.7, top * 0.2, top * 0.1], 1).float()
+    kept = none_score(Prediction(probs, none.float(), torch.zeros(2000)))
+    lost = 1 - probs.sum(1)
+    by_none = Separation(kept[outlier.numpy()], kept[~outlier.numpy()]).auroc
+    truth = roc_auc_score(outlier.numpy(), none.numpy())
+    by_difference = roc_auc_score(outlier.numpy(), lost.numpy())
+    assert by_none == pytest.approx(truth, abs=1e-4)
+    assert by_difference < truth - 0.02
+
+
+def test_a_confident_none_does_not_rank_as_an_inlier():
+    sure_digit, sure_none = [[0.98, 0.01, 0.0]], [[0.01, 0.0, 0.0]]
+    made = prediction(sure_digit + sure_none, none=[0.01, 0.99])
+    assert entropy_score(made)[1] > entropy_score(made)[0]
+    assert max_prob_score(made)[1] > max_prob_score(made)[0]
+
+
+def test_mutual_information_is_what_draws_disagree_about():
+    # two draws, each sure of another class: entropy of the average log 2, average entropy 0
+    made = prediction([[0.5, 0.5]], expected_entropy=[0.0])
+    assert mutual_information_score(made)[0] == pytest.approx(math.log(2))
+
+
+def test_every_metric_is_a_number_for_both_kinds_of_head():
+    y = torch.tensor([0, 1])
+    for made in (prediction([[0.6, 0.4], [0.3, 0.7]]), prediction([[0.5, 0.3], [0.3, 0.6]], none=[0.2, 0.1])):
+        assert all(math.isfinite(metric(made, y)) for metric in METRICS.values())
+
+
+def test_nan_scores_are_refused():
+    with pytest.raises(ValueError, match="NaN"):
+        Separation(np.array([np.nan]), np.array([1.0]))
