@@ -1,7 +1,6 @@
 """Classifiers that know when they do not know: Bayesian neural networks that have been shown outliers.
 
-The public names are those of __init__.pyi, each imported when it is first used, so that `demur --help` need not wait for
-torch.
+The public names are those of __init__.pyi, each imported when it is first used: `demur --help` need not wait for torch.
 """
 
 import ast
@@ -17,7 +16,7 @@ _HOMES = {
     if isinstance(statement, ast.ImportFrom)
     for alias in statement.names
 }
-__all__ = sorted(name for name in _HOMES if name)  # noqa: PLE0605
+__all__ = sorted(name for name in _HOMES if name)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,8 @@
 from demur.inference import INFERENCES as INFERENCES
 from demur.inference import MAP as MAP
+from demur.inference import CyclicalSGHMC as CyclicalSGHMC
 from demur.inference import Ensemble as Ensemble
+from demur.inference import Flipout as Flipout
 from demur.inference import Inference as Inference
 from demur.inference import Laplace as Laplace
 from demur.inference import VariationalBayes as VariationalBayes
@@ -35,6 +37,7 @@ from demur.predictive import predict as predict
 from demur.tasks import Recipe as Recipe
 from demur.tasks import Split as Split
 from demur.tasks import Task as Task
+from demur.tasks import Store as Store
 from demur.tasks import load as load_task
 from demur.tasks.base import Fixed as Fixed
 

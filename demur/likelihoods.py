@@ -101,14 +101,17 @@ class Likelihood:
         if self.num_classes < 2:
             raise ValueError(f"num_classes {self.num_classes} is too small; a classifier needs at least 2")
         if not 0 <= self.smoothing < 1 / self.num_outputs:
-            raise ValueError(f"smoothing {self.smoothing} is not in [0, 1/{self.num_outputs}), so it would hide the label")
+            raise ValueError(
+                f"smoothing {self.smoothing} is not in [0, 1/{self.num_outputs}), so it would hide the label"
+            )
         if self.num_outputs - self.num_classes not in (0, 1):
             raise ValueError(
-                f"the outliers' label has {self.num_outputs} entries; {self.num_classes} classes need as many, or one more"
+                f"the outliers' label has {self.num_outputs} entries; {self.num_classes} classes need as many or one more"
             )
         if not self.inside.log_prob(torch.zeros(self.num_outputs), self._label(torch.tensor(0))).isfinite():
             raise ValueError(
-                f"smoothing {self.smoothing} leaves labels on the simplex's edge, where {self.inside} has no density; try 1e-6"
+                f"smoothing {self.smoothing} leaves labels on the simplex's edge, where {self.inside} has no density; "
+                "try 1e-6"
             )
 
     @property
@@ -170,9 +173,7 @@ def none_class(num_classes: int, weight: float = 1.0) -> Likelihood:
     return Likelihood(num_classes, Categorical(), Outliers(Categorical(), corner, weight))
 
 
-def soft_labels(
-    num_classes: int, precision: float = 100.0, smoothing: float = 1e-6, weight: float = 1.0
-) -> Likelihood:
+def soft_labels(num_classes: int, precision: float = 100.0, smoothing: float = 1e-6, weight: float = 1.0) -> Likelihood:
     """All labels are Dirichlet-distributed points of the simplex, the outliers' at its centre."""
     model = Dirichlet(precision)
     return Likelihood(num_classes, model, Outliers(model, _centre(num_classes), weight), smoothing)

@@ -20,7 +20,9 @@ def method_name(inference: str, likelihood: str) -> str:
 
 
 _PAIRS = {
-    method_name(inference, likelihood): (inference, likelihood) for inference in INFERENCES for likelihood in LIKELIHOODS
+    method_name(inference, likelihood): (inference, likelihood)
+    for inference in INFERENCES
+    for likelihood in LIKELIHOODS
 }
 METHODS = tuple(_PAIRS)
 

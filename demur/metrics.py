@@ -20,7 +20,7 @@ BINS = 15
 
 @dataclass(frozen=True)
 class Prediction:
-    """Probabilities averaged over a posterior: classes (N, K), none class (N,) or None, and the draws' mean entropy (N,).
+    """Averages over a posterior: probabilities of classes (N, K), of none (N,) or None, and the draws' entropy (N,).
 
     The none mass is the averaged softmax entry itself: 1 - probs.sum(1) has no ranking left in float32.
     """
@@ -38,7 +38,7 @@ def _double(x: Tensor) -> Array:
 
 
 def spread(probs: Tensor, none: Tensor | None) -> Tensor:
-    """Class probabilities with the none mass spread evenly over them, or a confident "none" would pass for an inlier."""
+    """Class probabilities with the none mass spread evenly over them: a confident "none" must not pass for an inlier."""
     return probs if none is None else probs + none.unsqueeze(-1) / probs.shape[-1]
 
 

@@ -6,6 +6,7 @@ giving (batch, width), and `.head`, an `nn.Linear`, with forward = head(features
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ class HeadedNetwork(nn.Module):
 def mlp(num_outputs: int, *, inputs: int = 2, hidden: Sequence[int] = (100, 100)) -> nn.Module:
     """Layers of ReLU units on flattened inputs."""
     layers: list[nn.Module] = [nn.Flatten()]
-    for fan_in, fan_out in zip((inputs, *hidden), hidden, strict=False):
+    for fan_in, fan_out in pairwise((inputs, *hidden)):
         layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
     return HeadedNetwork(nn.Sequential(*layers), hidden[-1], num_outputs)
 
@@ -79,7 +80,7 @@ def wide_resnet(
         raise ValueError(f"depth {depth} of a WideResNet is not 6 n + 4; try 10, 16, 22 or 28")
     widths = (16, 16 * width, 32 * width, 64 * width)
     layers: list[nn.Module] = [nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False)]
-    for group, (fan_in, fan_out) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+    for group, (fan_in, fan_out) in enumerate(pairwise(widths)):
         for block in range(blocks):
             stride = 2 if group > 0 and block == 0 else 1
             layers.append(PreActivationBlock(fan_in if block == 0 else fan_out, fan_out, stride, dropout))

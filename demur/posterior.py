@@ -80,14 +80,14 @@ class Gaussian:
         yield 1.0, self
 
     def trunk(self, x: Tensor) -> Tensor:
-        return self.network.features(x) if self.over_head else x
+        return self.network.features(x) if self.over_head else x  # type: ignore[operator]
 
     def network_at(self, draw: int) -> Callable[[Tensor], Tensor]:
         sample = self.sample(draw)
         if not self.over_head:
             return lambda x: functional_call(self.network, sample, (x,))
         head = {name.removeprefix("head."): value for name, value in sample.items()}
-        return lambda features: functional_call(self.network.head, head, (features,))
+        return lambda features: functional_call(self.network.get_submodule("head"), head, (features,))
 
     def logits(self, x: Tensor, draw: int) -> Tensor:
         return self.network_at(draw)(self.trunk(x))
@@ -95,11 +95,12 @@ class Gaussian:
     def sample(self, draw: int) -> dict[str, Tensor]:
         """The draw-th parameters; drawn on the CPU, so that every device has the same."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + draw)
-        mean = dict(self.network.named_parameters())
-        return {
-            name: mean[name] + variance.sqrt() * torch.randn(variance.shape, generator=generator).to(variance.device)
-            for name, variance in self.variance.items()
-        }
+        sample = {}
+        for name, mean in self.network.named_parameters():  # in the network's order, whatever the mapping's
+            if name in self.variance:
+                noise = torch.randn(mean.shape, generator=generator).to(mean.device)
+                sample[name] = mean + self.variance[name].sqrt() * noise
+        return sample
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,9 @@ def load(path: str | Path, build: Callable[[], nn.Module], device: torch.device 
     except FileNotFoundError:
         raise ValueError(f"posterior {path} does not exist; fit one and save it first") from None
     except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not a posterior saved by demur, or it is damaged ({error}); save it anew") from None
+        raise ValueError(
+            f"{path} is not a posterior saved by demur, or it is damaged ({error}); save it anew"
+        ) from None
 
 
 def _pack(posterior: Posterior, prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -185,14 +188,14 @@ def _unpack(
         return Mixture(tuple(_unpack(part, f"{prefix}{index}/", tensors, build, device) for index, part in parts))
     network = build().to(device).eval()
     found = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-    slots = {f"mean/{name}": value for name, value in network.named_parameters()}
+    slots: dict[str, Tensor] = {f"mean/{name}": value for name, value in network.named_parameters()}
     slots |= {f"buffer/{name}": value for name, value in network.named_buffers()}
     for key in slots.keys() | {key for key in found if not key.startswith("variance/")}:
         saved, fresh = (tuple(side[key].shape) if key in side else None for side in (found, slots))
         if saved != fresh:
             raise ValueError(
-                f"{key.split('/', 1)[1]} is {saved or 'absent'} in the saved posterior and {fresh or 'absent'} in the network; "
-                "pass the network that it was fitted with"
+                f"{key.split('/', 1)[1]} is {saved or 'absent'} in the saved posterior, {fresh or 'absent'} in the "
+                "network; pass the network that it was fitted with"
             )
     with torch.no_grad():
         for key, slot in slots.items():

@@ -15,7 +15,7 @@ from demur.tasks.base import Recipe, Task, as_input
 
 
 @dataclass(frozen=True)
-class Progress:
+class EpochReport:
     """Said after every epoch; loss is minus the objective, in nats per inlier, averaged over the epoch."""
 
     epoch: int
@@ -23,11 +23,11 @@ class Progress:
     loss: float
 
 
-_observer: ContextVar[Callable[[Progress], None] | None] = ContextVar("observer", default=None)
+_observer: ContextVar[Callable[[EpochReport], None] | None] = ContextVar("observer", default=None)
 
 
 @contextmanager
-def observed(observer: Callable[[Progress], None]) -> Iterator[None]:
+def observed(observer: Callable[[EpochReport], None]) -> Iterator[None]:
     """Have `observer` called after every epoch of every network that is trained inside the block."""
     token = _observer.set(observer)
     try:
@@ -82,22 +82,18 @@ def train(
     The learning rate is the recipe's times rate(share of training done). The model gives logits (..., 2 B, C).
     """
     optimizer = optimizer or optimizer_for(model, recipe)
-    generator = torch.Generator(task.train.x.device).manual_seed(recipe.seed + (1 << 32))
-    base_rates = [group["lr"] for group in optimizer.param_groups]
+    generator = batch_generator(task, recipe)
     model.train()
     for epoch in range(recipe.epochs):
         steps = list_batches(task, recipe, likelihood.outside is not None, generator)
         total = torch.zeros((), device=task.train.x.device)
-        for step, (inside, outside) in enumerate(steps):
-            done = (epoch + (step / len(steps) if recipe.cosine == "step" else 0)) / recipe.epochs
-            for group, lr in zip(optimizer.param_groups, base_rates, strict=True):
-                group["lr"] = lr * rate(done)
-            x = task.train.x[inside] if outside is None else torch.cat([task.train.x[inside], outside])
-            logits = model(as_input(task.augment(x, generator) if task.augment else x))
-            check_logits(logits, len(x), likelihood)
+        for step, batch in enumerate(steps):
+            set_rate(optimizer, recipe, rate, epoch, step / len(steps))
+            logits = model(network_inputs(task, batch, generator))
+            check_logits(logits, len(batch), likelihood)
             # one pass, so batch norm sees both kinds
-            logits_in, logits_out = logits[..., : len(inside), :], logits[..., len(inside) :, :]
-            loss = -likelihood.log_prob(logits_in, task.train.y[inside], logits_out)
+            logits_in, logits_out = logits[..., : len(batch.inside), :], logits[..., len(batch.inside) :, :]
+            loss = -likelihood.log_prob(logits_in, task.train.y[batch.inside], logits_out)
             if penalty is not None:
                 loss = loss + penalty()
             optimizer.zero_grad(set_to_none=True)
@@ -106,35 +102,66 @@ def train(
                 nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm)
             optimizer.step()
             total += loss.detach()
-        mean_loss = float(total) / len(steps)
-        if not math.isfinite(mean_loss):
-            raise FloatingPointError(
-                f"the loss became {mean_loss} in epoch {epoch + 1}; lower the learning rate ({recipe.lr}) or set clip_norm"
-            )
-        if observer := _observer.get():
-            observer(Progress(epoch + 1, recipe.epochs, mean_loss))
+        tell(epoch + 1, recipe, float(total) / len(steps))
         yield epoch + 1
     model.eval()
 
 
-def list_batches(
-    task: Task, recipe: Recipe, with_outliers: bool, generator: torch.Generator
-) -> list[tuple[Tensor, Tensor | None]]:
-    """One epoch: indices of inliers, and as many outliers.
+def set_rate(
+    optimizer: torch.optim.Optimizer, recipe: Recipe, rate: Callable[[float], float], epoch: int, within: float
+) -> None:
+    done = (epoch + (within if recipe.cosine == "step" else 0)) / recipe.epochs
+    for group in optimizer.param_groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * rate(done)
 
-    Batches are full; the few inliers that are left over differ from epoch to epoch.
-    """
+
+def tell(epoch: int, recipe: Recipe, loss: float) -> None:
+    """Say how the epoch went; loudly if it went to ruin."""
+    if not math.isfinite(loss):
+        raise FloatingPointError(
+            f"the loss became {loss} in epoch {epoch}; lower the learning rate ({recipe.lr}) or clip_norm"
+        )
+    if observer := _observer.get():
+        observer(EpochReport(epoch, recipe.epochs, loss))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Indices of inliers, and as many outliers, or None."""
+
+    inside: Tensor
+    outside: Tensor | None
+
+    def __len__(self) -> int:
+        return len(self.inside) + (0 if self.outside is None else len(self.outside))
+
+
+def batch_generator(task: Task, recipe: Recipe) -> torch.Generator:
+    """What batches are drawn and augmented with: the same for every method, whatever else it draws."""
+    return torch.Generator(task.train.x.device).manual_seed(recipe.seed + (1 << 32))
+
+
+def network_inputs(task: Task, batch: Batch, generator: torch.Generator) -> Tensor:
+    """Inliers first, then outliers, augmented alike."""
+    x = task.train.x[batch.inside]
+    if batch.outside is not None:
+        x = torch.cat([x, batch.outside])
+    return as_input(task.augment(x, generator) if task.augment else x)
+
+
+def list_batches(task: Task, recipe: Recipe, with_outliers: bool, generator: torch.Generator) -> list[Batch]:
+    """One epoch of full batches; the few inliers that are left over differ from epoch to epoch."""
     device = task.train.x.device
     size = min(recipe.batch_size, len(task.train))
     inside = torch.randperm(len(task.train), generator=generator, device=device).split(size)
     inside = [rows for rows in inside if len(rows) == size]
     if not with_outliers:
-        return [(rows, None) for rows in inside]
+        return [Batch(rows, None) for rows in inside]
     pool = task.outliers.epoch(generator)
     rounds = math.ceil(len(inside) * size / len(pool))
     order = torch.cat([torch.randperm(len(pool), generator=generator, device=device) for _ in range(rounds)])
     outside = order[: len(inside) * size].split(size)
-    return [(rows, pool[out]) for rows, out in zip(inside, outside, strict=True)]
+    return [Batch(rows, pool[out]) for rows, out in zip(inside, outside, strict=True)]
 
 
 def check_logits(logits: Tensor, inputs: int, likelihood: Likelihood) -> None:
@@ -143,6 +170,6 @@ def check_logits(logits: Tensor, inputs: int, likelihood: Likelihood) -> None:
         raise ValueError(f"the network returned a {type(logits).__name__}; it must return a tensor of logits")
     if logits.shape[-2:] != (inputs, likelihood.num_outputs):
         raise ValueError(
-            f"the network gave logits of shape {tuple(logits.shape)} for {inputs} inputs; the likelihood needs a head of "
-            f"{likelihood.num_outputs}: build it from the head size that the network function is called with"
+            f"the network gave logits of shape {tuple(logits.shape)} for {inputs} inputs; the likelihood needs a head "
+            f"of {likelihood.num_outputs}: build it from the head size that the network function is called with"
         )

@@ -32,14 +32,22 @@ def likelihood(request: pytest.FixtureRequest) -> Likelihood:
 def make_task(shape: tuple[int, ...] = (4,), classes: int = 3, count: int = 96) -> Task:
     """Clouds around random centres, outliers far around them."""
     generator = torch.Generator().manual_seed(1)
-    centres = 2 * torch.randn(classes, *shape, generator=generator)
+    centres = 3 * torch.randn(classes, *shape, generator=generator)
 
     def draw(count: int) -> Split:
         y = torch.arange(count) % classes
-        return Split(centres[y] + torch.randn(count, *shape, generator=generator), y)
+        return Split(centres[y] + 0.6 * torch.randn(count, *shape, generator=generator), y)
 
     outliers = 4 * torch.randn(2, count, *shape, generator=generator)
-    return Task("clouds", ("a", "b", "c")[:classes], draw(count), draw(48), draw(60), Fixed(outliers[0]), {"around": outliers[1]})
+    return Task(
+        "clouds",
+        ("a", "b", "c")[:classes],
+        draw(count),
+        draw(48),
+        draw(60),
+        Fixed(outliers[0]),
+        {"around": outliers[1]},
+    )
 
 
 @pytest.fixture

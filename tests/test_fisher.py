@@ -1,7 +1,6 @@
 """The diagonal Fisher against a per-example loop with the same signs, closed forms, and laplace-torch's figures."""
 
 import json
-import resource
 import subprocess
 import sys
 from functools import partial
@@ -11,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, jacrev
-from torch.nn import functional as F
 
 from demur.inference import Laplace
 from demur.inference.fisher import RULES, diagonal_fisher, make_plan
@@ -212,8 +210,10 @@ def test_doubling_the_weight_doubles_the_outliers_part():
     torch.manual_seed(0)
     model = mlp(3, inputs=4, hidden=(8,)).eval()
     laplace = Laplace(estimator="exact")
-    zero, one, two = (laplace.fisher(model, likelihood, task)["head.weight"] for likelihood in
-                      (plain(3), outlier_exposure(3, weight=1.0), outlier_exposure(3, weight=2.0)))
+    zero, one, two = (
+        laplace.fisher(model, likelihood, task)["head.weight"]
+        for likelihood in (plain(3), outlier_exposure(3, weight=1.0), outlier_exposure(3, weight=2.0))
+    )
     torch.testing.assert_close(two - zero, 2 * (one - zero), rtol=1e-4, atol=1e-4)
 
 
@@ -225,7 +225,9 @@ def test_the_number_of_outliers_does_not_matter_but_their_kind():
     model = mlp(4, inputs=4, hidden=(8,)).eval()
     from dataclasses import replace
 
-    sums = [Laplace(estimator="exact").fisher(model, none_class(3), replace(task, outliers=o)) for o in (repeated, once)]
+    sums = [
+        Laplace(estimator="exact").fisher(model, none_class(3), replace(task, outliers=o)) for o in (repeated, once)
+    ]
     for name in sums[0]:
         torch.testing.assert_close(sums[0][name], sums[1][name], rtol=1e-4, atol=1e-4)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from demur.inference.base import Inference, fit_parts
 from demur.inference.map import MAP
+from demur.inference.together import pays, train_together
 from demur.likelihoods import Likelihood
 from demur.networks import Network
 from demur.posterior import Mixture, Posterior
@@ -27,4 +28,6 @@ class Ensemble:
     def fit(
         self, network: Network, likelihood: Likelihood, task: Task, recipe: Recipe, parts: Sequence[Posterior] = ()
     ) -> Mixture:
+        if not parts and self.member == MAP() and pays(network(likelihood.num_outputs), task.train.x.device):
+            parts = train_together(network, likelihood, task, [its for _, its in self.parts(recipe)])
         return Mixture(tuple(parts or fit_parts(self, network, likelihood, task, recipe)))

@@ -1,8 +1,8 @@
 """The diagonal of the Fisher matrix, exactly per example, in bounded memory.
 
 For every input x with logits f and information F = S S' about them, the diagonal is diag(J' F J), J = df/dweights. A
-vector v = S z, z of random signs, gives an unbiased estimate (J' v)**2 from one backward pass; the columns of S give the
-exact value from C of them. Either way per-example gradients are squared and summed:
+vector v = S z, z of random signs, gives an unbiased estimate (J' v)**2 from one backward pass; the columns of S give
+the exact value from C of them. Either way per-example gradients are squared and summed:
 
 - layer by layer, from inputs and output gradients, where a rule knows how (RULES);
 - by vmap for the parameters of everything else;
@@ -141,12 +141,12 @@ def make_plan(network: nn.Module, x: Tensor, budget: int, only: Collection[str] 
     wanted = {name for name, _ in network.named_parameters()} if only is None else set(only)
     modules = {name: module for name, module in network.named_modules() if _has_rule(module)}
     owners = Counter(id(p) for module in network.modules() for p in module.parameters(recurse=False))
-    saved, workspace, fits = {}, {}, Counter[str]()
+    saved: dict[int, int] = {}
+    fits = Counter[str]()
     # one example may be repeated: with sizes that no inner dimension is likely to have, both must appear in front
     sizes = (2, 3)
     for size in sizes:
-        seen = _watch(network, modules, as_input(x[:1].expand(size, *x.shape[1:])))
-        saved[size], calls, workspace = seen
+        saved[size], calls, workspace = _watch(network, modules, as_input(x[:1].expand(size, *x.shape[1:])))
         fits.update(name for name, leading in calls.items() if leading == [size])
     layers = tuple(
         name
@@ -186,7 +186,9 @@ def _watch(
         calls[name].append(len(inputs[0]))
         weights = sum(p.numel() for p in module.parameters(recurse=False))
         outer = inputs[0].dim() == 2 or isinstance(module, nn.Embedding)
-        patches = module.weight[0].numel() * output[0, 0].numel() * module.groups if isinstance(module, nn.Conv2d) else 0
+        patches = (
+            module.weight[0].numel() * output[0, 0].numel() * module.groups if isinstance(module, nn.Conv2d) else 0
+        )
         workspace[name] = 4 * ((0 if outer else 2 * weights) + patches + 3 * output[0].numel())
 
     with hooked(modules, note), saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -288,10 +290,9 @@ def _by_gradients(network: nn.Module, plan: Plan, x: Tensor, v: Tensor, total: d
     with _differentiable(network):
         for example, vector in zip(x, v, strict=True):
             value = network(example.unsqueeze(0)).squeeze(0)
-            gradients = torch.autograd.grad(value, [named[name] for name in plan.rest], vector, allow_unused=True)
-            for name, gradient in zip(plan.rest, gradients, strict=True):
-                if gradient is not None:
-                    total[name] += gradient**2
+            wanted = [named[name] for name in plan.rest]
+            for name, gradient in zip(plan.rest, torch.autograd.grad(value, wanted, vector), strict=True):
+                total[name] += gradient**2
 
 
 def _vectorised_gradients(network: nn.Module, names: Collection[str], x: Tensor, v: Tensor) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Diagonal Laplace: a Gaussian around the MAP network, its precision the Fisher of in- and outliers plus the prior's."""
+"""Diagonal Laplace: a Gaussian around the MAP network; its precision is the Fisher of in- and outliers plus the prior's."""
 
 import warnings
 from collections.abc import Sequence

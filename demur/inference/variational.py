@@ -43,7 +43,7 @@ class MeanField(nn.Module):
 class MeanFieldHead(MeanField):
     """An affine head that draws its weights anew each time: (B, D) to (draws, B, C)."""
 
-    def __init__(self, head: nn.Linear, log_variance: float, draws: int) -> None:
+    def __init__(self, head: nn.Module, log_variance: float, draws: int) -> None:
         super().__init__(head, log_variance)
         self.draws = draws
 
@@ -74,10 +74,9 @@ class VariationalBayes:
         self, network: Network, likelihood: Likelihood, task: Task, recipe: Recipe, parts: Sequence[Posterior] = ()
     ) -> Gaussian:
         with seeded(recipe.seed, task.train.x.device):
-            model = build(network, likelihood, task)
-            head = with_head(model).head = MeanFieldHead(model.head, self.log_variance, self.training_draws)
-            points = [name for name, _ in model.named_parameters() if not name.startswith("head.")]
-            undecayed = [name for name, _ in model.named_parameters() if name not in points]
+            model = with_head(build(network, likelihood, task))
+            head = model.head = MeanFieldHead(model.get_submodule("head"), self.log_variance, self.training_draws)
+            undecayed = [name for name, _ in model.named_parameters() if name.startswith("head.")]
 
             def penalty() -> Tensor:
                 return self.tau * head.kl(self.prior_decay * len(task.train)) / len(task.train)
@@ -92,7 +91,7 @@ def with_head(model: nn.Module) -> nn.Module:
     """The model itself, if its head can be treated apart."""
     if not isinstance(getattr(model, "head", None), nn.Linear) or not callable(getattr(model, "features", None)):
         raise ValueError(
-            f"the network ({type(model).__name__}) has no .features and .head (nn.Linear); a method over the last layer "
-            "needs them, with forward = head(features(x))"
+            f"the network ({type(model).__name__}) has no .features and .head (nn.Linear); a method over the last "
+            "layer needs them, with forward = head(features(x))"
         )
     return model

@@ -40,7 +40,7 @@ def draw_toy(path: Path) -> None:
             prediction = predict(posterior, likelihood, torch.cartesian_prod(line, line), batch_size=4096)
             confidence = prediction.probs.amax(1).reshape(PIXELS, PIXELS).T
             extent = (-half, half, -half, half)
-            image = axis.imshow(confidence, vmin=0, vmax=1, cmap="cividis", origin="lower", extent=extent)
+            image = axis.imshow(confidence.numpy(), vmin=0, vmax=1, cmap="cividis", origin="lower", extent=extent)
             _scatter(axis, task.train, size=10 / half)
             axis.set(xticks=[], yticks=[], xlim=(-half, half), ylim=(-half, half))
     for axis, (where, half) in zip(axes[:, 0], TOY_HALF_WIDTHS.items(), strict=True):

@@ -1,32 +1,57 @@
 """Tables for people: per cent, best of each column in bold."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from rich import box
+from rich.console import Group
 from rich.table import Table
 
 from demur.study.run import Row
 
-COLUMNS = {
-    "accuracy": (lambda row: row.metrics["accuracy"], max),
+# a column: how to read it off a row, and which of several is best
+COLUMNS: dict[str, tuple[Callable[[Row], float], Callable[..., float]]] = {
+    "acc.": (lambda row: row.metrics["accuracy"], max),
     "ECE": (lambda row: row.metrics["ece"], min),
     "mean FPR95": (lambda row: row.mean_fpr95, min),
 }
 
 
-def table(rows: Sequence[Row], title: str) -> Table:
+def fpr95_on(name: str) -> Callable[[Row], float]:
+    return lambda row: row.ood[name]["fpr95"]
+
+
+def table(rows: Sequence[Row], title: str) -> Group:
     """One line a method: accuracy and ECE inside, FPR95 on every OOD set (inliers positive, max-probability score)."""
-    columns = dict(COLUMNS)
-    for name in rows[0].ood:
-        columns[name.replace("_", " ")] = (lambda row, name=name: row.ood[name]["fpr95"], min)
-    drawn = Table(title=title, title_justify="left", pad_edge=False)
+    columns = COLUMNS | {name.replace("_", " "): (fpr95_on(name), min) for name in rows[0].ood}
+    drawn = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     drawn.add_column("method", no_wrap=True)
     for name in columns:
         drawn.add_column(name, justify="right")
-    best = {name: choose(value(row) for row in rows) for name, (value, choose) in columns.items()}
+    best = {name: choose(read(row) for row in rows) for name, (read, choose) in columns.items()}
     for row in rows:
         cells = []
-        for name, (value, _) in columns.items():
-            text = f"{100 * value(row):.1f}"
-            cells.append(f"[bold]{text}[/bold]" if value(row) == best[name] and len(rows) > 1 else text)
-        drawn.add_row(row.method, *cells)
-    return drawn
+        for name, (read, _) in columns.items():
+            text = f"{100 * read(row):.1f}"
+            cells.append(f"[bold]{text}[/bold]" if read(row) == best[name] and len(rows) > 1 else text)
+        drawn.add_row(row.method + ("*" if row.collapsed else ""), *cells)
+    return Group(drawn, *remarks(rows))
+
+
+def remarks(rows: Sequence[Row]) -> list[str]:
+    """What a reader of the table must know."""
+    said = [f"{name}: {note}" for name, note in rows[0].notes.items()]
+    if rows[0].missing:
+        said.append(f"not measured, since the data is missing: {', '.join(rows[0].missing)}")
+    if any(row.collapsed for row in rows):
+        said.append("* collapsed: no more accurate than always answering the most frequent class")
+    return said
+
+
+def markdown(timed: Sequence[tuple[Row, float]]) -> str:
+    """Accuracy, ECE, mean FPR95 and seconds, one line a method."""
+    lines = ["| method | accuracy | ECE | mean FPR95 | far away FPR95 | seconds |", "|---|---|---|---|---|---|"]
+    for row, seconds in timed:
+        figures = [*(read(row) for read, _ in COLUMNS.values()), row.ood["far_away"]["fpr95"]]
+        cells = " | ".join(f"{100 * figure:.1f}" for figure in figures)
+        lines.append(f"| `{row.method}` | {cells} | {seconds:.1f} |")
+    return "\n".join(lines) + "\n"

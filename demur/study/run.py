@@ -1,6 +1,9 @@
 """From a task and a method to figures."""
 
-from collections.abc import Mapping
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,7 +44,9 @@ class Row:
     convention: str
     metrics: Mapping[str, float]
     ood: Mapping[str, Mapping[str, float]]
-    missing: tuple[str, ...] = ()
+    majority: float  # accuracy of always answering the most frequent class
+    missing: tuple[str, ...]  # OOD sets that were to be had nowhere
+    notes: Mapping[str, str]  # what stands in for what
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -51,6 +56,11 @@ class Row:
         """Over the OOD sets, the far-away one apart: it asks something else."""
         near = [figures["fpr95"] for name, figures in self.ood.items() if name != "far_away"]
         return sum(near) / len(near)
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether the classifier tells no classes apart, whatever its FPR95."""
+        return self.metrics["accuracy"] < self.majority + 0.01
 
 
 def run(
@@ -81,5 +91,24 @@ def run(
         "corrected",
         {name: metric(evaluation.test, task.test.y) for name, metric in METRICS.items()},
         {name: ood_metrics(evaluation.test, prediction) for name, prediction in evaluation.ood.items()},
+        float(task.test.y.bincount().max() / len(task.test)),
         task.missing,
+        task.notes,
     )
+
+
+def run_all(task: Task, methods: Sequence[str], folder: Path, *, seed: int = 0) -> Iterator[tuple[Row, float]]:
+    """Every method's row and seconds, read from the folder where it was measured before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for method in methods:
+        file = folder / f"{task.name}-{method}-{seed}.json"
+        if not file.exists():
+            started = time.perf_counter()
+            row = run(task, method, seed=seed)
+            record = row.as_json() | {"duration": time.perf_counter() - started}
+            unfinished = file.with_suffix(".part")
+            unfinished.write_text(json.dumps(record, indent=2) + "\n", "utf-8")
+            os.replace(unfinished, file)
+        record = json.loads(file.read_text("utf-8"))
+        seconds = record.pop("duration")
+        yield Row(**record), seconds

@@ -1,6 +1,7 @@
 """What is learned, and what it is tested against."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from demur.names import choose
@@ -8,10 +9,43 @@ from demur.tasks.base import Recipe as Recipe
 from demur.tasks.base import Split as Split
 from demur.tasks.base import Task as Task
 from demur.tasks.embedded import blobs, digits
+from demur.tasks.images import check_limit, cifar10, cifar100, fashion_mnist, mnist, svhn
+from demur.tasks.store import Store as Store
+from demur.tasks.text import OUTLIERS, sst, trec
 
-TASKS: Mapping[str, Callable[[], Task]] = MappingProxyType({"digits": digits, "blobs": blobs})
+EMBEDDED: Mapping[str, Callable[[], Task]] = MappingProxyType({"digits": digits, "blobs": blobs})
+IMAGES: Mapping[str, Callable[..., Task]] = MappingProxyType(
+    {"mnist": mnist, "fashion_mnist": fashion_mnist, "svhn": svhn, "cifar10": cifar10, "cifar100": cifar100}
+)
+TEXTS: Mapping[str, Callable[..., Task]] = MappingProxyType({"sst": sst, "trec": trec})
+TASKS: Mapping[str, Callable[..., Task]] = MappingProxyType({**EMBEDDED, **IMAGES, **TEXTS})
 
 
-def load(name: str) -> Task:
-    """The task of that name, on the CPU."""
-    return choose(TASKS, name, "task")()
+def load(
+    name: str,
+    *,
+    store: Store | None = None,
+    outliers: str | None = None,
+    limit: int | None = None,
+    exclude_overlap: bool = False,
+) -> Task:
+    """The task of that name, on the CPU.
+
+    `digits` and `blobs` bring their own data, the others are made from a store's. `outliers` names the ones to train
+    with, `a+b` a mix in equal parts; None is the paper's choice. `limit` keeps that many training inputs.
+    `exclude_overlap` leaves out outliers of classes that are also the task's.
+    """
+    choose(TASKS, name, "task")
+    check_limit(limit)
+    if exclude_overlap and name not in IMAGES:
+        raise ValueError(f"task {name!r} is shown no outliers that have classes; leave exclude_overlap out")
+    if name in EMBEDDED:
+        if outliers is not None:
+            raise ValueError(f"task {name!r} brings its own outliers, not {outliers!r}; leave outliers out")
+        task = EMBEDDED[name]()
+        return replace(task, train=Split(task.train.x[:limit], task.train.y[:limit]))
+    if store is None:
+        raise ValueError(f"task {name!r} is made from data sets; give the folder that holds them: store=Store(folder)")
+    if name in TEXTS:
+        return TEXTS[name](store, outliers=outliers or OUTLIERS[0], limit=limit)
+    return IMAGES[name](store, outliers=outliers, limit=limit, exclude_overlap=exclude_overlap)

@@ -1,4 +1,4 @@
-"""Tasks that need no download: real digits with real photographs as outliers, and four clouds of points in the plane."""
+"""Tasks that need no download: real digits with photographs as outliers, and four clouds of points in the plane."""
 
 import string
 

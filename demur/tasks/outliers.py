@@ -24,8 +24,8 @@ def far_away(x: Tensor) -> Tensor:
 def smooth(x: Tensor, generator: torch.Generator) -> Tensor:
     """Smooth noise with the pictures' own grey values: (N, C, H, W) uint8 to the same.
 
-    Pixels are permuted (one permutation for all channels), blurred by a Gaussian of sigma in U[1, 2.5], and brought back
-    to full contrast by sigmoid(g (x - 0.5)), g in U[5, 30]; permutation, sigma and g are drawn anew for every picture.
+    Pixels are permuted (one permutation for all channels), blurred by a Gaussian of sigma in U[1, 2.5], and brought
+    back to full contrast by sigmoid(g (x - 0.5)), g in U[5, 30]; permutation, sigma and g are drawn anew for every picture.
     """
     return torch.cat([_smooth_chunk(chunk, generator) for chunk in x.split(CHUNK)])
 
@@ -45,7 +45,7 @@ def _smooth_chunk(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def blur_matrix(size: int, sigma: Tensor) -> Tensor:
-    """Gaussian blur along a line of `size` pixels, cut off at 4 sigma and mirrored at its ends: (N,) to (N, size, size)."""
+    """Gaussian blur of a line of `size` pixels, cut off at 4 sigma and mirrored at the ends: (N,) to (N, size, size)."""
     reach = (4 * sigma + 0.5).floor()[:, None, None]
     pixel = torch.arange(size, device=sigma.device)
     matrix = sigma.new_zeros(len(sigma), size, size)

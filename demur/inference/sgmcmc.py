@@ -1,0 +1,116 @@
+"""Cyclical stochastic-gradient Hamiltonian Monte Carlo: the learning rate falls to zero several times, and what the
+chain passes through at the end of each cycle is kept.
+
+In the units of a recipe, log_prob being nats per inlier, one step is
+
+    v = (1 - friction) * v - lr * gradient + sqrt(2 * friction * lr * temperature / N) * noise
+    weights = weights + v
+
+whose stationary density, for small lr, is the posterior to the power 1 / temperature.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from demur.inference.base import Inference, build
+from demur.likelihoods import Likelihood
+from demur.networks import Network
+from demur.posterior import Mixture, Point, Posterior
+from demur.tasks.base import Recipe, Task
+from demur.training import cosine, seeded, train
+
+
+class SGHMC(torch.optim.Optimizer):
+    """`temperature` may be changed between steps; 0 leaves stochastic gradient descent with momentum 1 - friction."""
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float,
+        *,
+        friction: float,
+        count: int,
+        temperature: float,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+        self.friction, self.count, self.temperature = friction, count, temperature
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            noise_scale = (2 * self.friction * group["lr"] * self.temperature / self.count) ** 0.5
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                velocity = self.state[p].setdefault("velocity", torch.zeros_like(p))
+                gradient = p.grad + group["weight_decay"] * p
+                velocity.mul_(1 - self.friction).sub_(gradient, alpha=group["lr"])
+                if noise_scale > 0:
+                    velocity.add_(torch.randn_like(p), alpha=noise_scale)
+                p.add_(velocity)
+
+
+@dataclass(frozen=True)
+class CyclicalSGHMC:
+    """A chain `length` times as long as the recipe, in `cycles` equal cycles.
+
+    Noise is added in the last `samples_per_cycle` epochs of each, and the network at the end of each of those is kept,
+    with its own batch-norm statistics. `temperature` 1 samples the posterior itself.
+    """
+
+    lr: float = 0.1
+    friction: float = 0.9
+    temperature: float = 1.0
+    cycles: int = 4
+    samples_per_cycle: int = 3
+    length: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "friction", "cycles", "samples_per_cycle", "length"):
+            if not getattr(self, name) > 0:
+                raise ValueError(
+                    f"{name} {getattr(self, name)} of CSGHMC is not positive; the defaults are the paper's"
+                )
+        if self.friction > 1:
+            raise ValueError(f"friction {self.friction} of CSGHMC exceeds 1: the momentum would be negative; try 0.9")
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature {self.temperature} of CSGHMC is negative; 1 samples the posterior itself")
+
+    def parts(self, recipe: Recipe) -> list[tuple[Inference, Recipe]]:
+        return []
+
+    def fit(
+        self, network: Network, likelihood: Likelihood, task: Task, recipe: Recipe, parts: Sequence[Posterior] = ()
+    ) -> Mixture:
+        per_cycle = max(self.samples_per_cycle, round(self.length * recipe.epochs / self.cycles))
+        recipe = replace(recipe, epochs=per_cycle * self.cycles, lr=self.lr)
+        samples: list[Point] = []
+        with seeded(recipe.seed, task.train.x.device):
+            model = build(network, likelihood, task)
+            chain = SGHMC(
+                model.parameters(),
+                recipe.lr,
+                friction=self.friction,
+                count=len(task.train),
+                temperature=0.0,
+                weight_decay=recipe.weight_decay,
+            )
+
+            def samples_after(epoch: int) -> bool:
+                return epoch % per_cycle >= per_cycle - self.samples_per_cycle
+
+            chain.temperature = self.temperature if samples_after(0) else 0.0
+
+            def rate(done: float) -> float:
+                return cosine(round(done * self.cycles, 9) % 1)  # a cycle's end must not round to just before it
+
+            for epoch in train(model, likelihood, task, recipe, optimizer=chain, rate=rate):
+                if samples_after(epoch - 1):
+                    samples.append(Point(deepcopy(model).eval()))
+                chain.temperature = self.temperature if samples_after(epoch) else 0.0
+        return Mixture(tuple(samples))

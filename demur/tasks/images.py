@@ -1,0 +1,244 @@
+"""The paper's sets of pictures: `mnist`, `fashion_mnist`, `svhn`, `cifar10` and `cifar100`, all from one table."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from demur.names import choose
+from demur.tasks.augment import Jitter, random_crops
+from demur.tasks.base import Augment, Fixed, OutlierSource, Split, Task
+from demur.tasks.catalogue import CATALOGUE
+from demur.tasks.outliers import Mixed, Smooth, Uniform, far_away, smooth, uniform
+from demur.tasks.overlap import overlapping_classes, read_class_names, read_known_overlap
+from demur.tasks.shift import grey
+from demur.tasks.store import Store
+
+OOD_COUNT = 10_000
+VALIDATION_COUNT = 2_000
+PADDING = 2
+CHUNK = 4096
+
+
+@dataclass(frozen=True)
+class Companions:
+    """What goes with a set of pictures: OOD sets to test with (noise goes with all), and how to vary pictures."""
+
+    ood: tuple[str, ...]
+    augment: Augment
+
+
+COMPANIONS: Mapping[str, Companions] = MappingProxyType(
+    {
+        "mnist": Companions(("fashion_mnist", "emnist_letters", "kmnist", "cifar10_gray"), Jitter(2)),
+        "fashion_mnist": Companions(("mnist", "emnist_letters", "kmnist", "cifar10_gray"), Jitter(2)),
+        "svhn": Companions(("cifar10", "lsun_classroom", "cifar100", "fashion_mnist_rgb"), Jitter(4, "edge")),
+        "cifar10": Companions(
+            ("svhn", "lsun_classroom", "cifar100", "fashion_mnist_rgb"), Jitter(4, "reflect", flip=True)
+        ),
+        "cifar100": Companions(
+            ("svhn", "lsun_classroom", "cifar10", "fashion_mnist_rgb"), Jitter(4, "reflect", flip=True)
+        ),
+    }
+)
+MADE_FROM = {"cifar10_gray": "cifar10", "fashion_mnist_rgb": "fashion_mnist"}
+PHOTOGRAPHS = "imagenet32"
+STAND_INS = {"lsun_classroom": "places_classroom", PHOTOGRAPHS: "tiny_imagenet32"}
+NOISE: Mapping[str, Callable[[Tensor], OutlierSource]] = MappingProxyType(
+    {"smooth": Smooth, "uniform": lambda pictures: Uniform(pictures.shape)}
+)
+
+
+def image_task(
+    name: str,
+    store: Store,
+    *,
+    outliers: str | None = None,
+    limit: int | None = None,
+    exclude_overlap: bool = False,
+    validation: Literal["train", "test"] = "train",
+) -> Task:
+    """A labelled set of the store as a task.
+
+    `outliers` are `smooth` (made from the training pictures), `uniform`, any pictures of the store that have a split
+    `train`, or a mix, `a+b`; by default imagenet32, or tiny_imagenet32 where the store has only that. `exclude_overlap`
+    leaves out those of their classes that are also the task's. `limit` keeps that many training pictures. Validation
+    pictures, 2,000 or a tenth, are held out of `train`, or of `test` as the paper's were.
+    """
+    check_limit(limit)
+    companions = choose(COMPANIONS, name, "task")
+    train, held_out, test = divided(labelled(store, name, "train"), labelled(store, name, "test"), validation, limit)
+    shape, classes = train.x.shape[1:], store.classes(name, "train")
+
+    def source(part: str) -> OutlierSource:
+        if part in NOISE:
+            return NOISE[part](train.x)
+        pictures = photographs(store, part)
+        if exclude_overlap:
+            pictures = pictures[~shows_class_of(store, part, name, classes)]
+        return to_train_with(pictures, shape)
+
+    outliers = outliers or present(store, PHOTOGRAPHS, "train") or PHOTOGRAPHS
+    sources = tuple(source(part) for part in outliers.split("+"))
+    origins = {ood: MADE_FROM.get(ood, ood) for ood in companions.ood}
+    found = {ood: present(store, origin, "test") for ood, origin in origins.items()}
+    ood_test = {
+        ood if origin == origins[ood] else origin: fitted(drawn(store.images(origin, "test")[0]), shape)
+        for ood, origin in found.items()
+        if origin is not None
+    }
+    used = {*ood_test, *outliers.split("+")}
+    return Task(
+        name,
+        classes,
+        train,
+        held_out,
+        test,
+        outliers=sources[0] if len(sources) == 1 else Mixed(sources),
+        ood_test=ood_test | noise(drawn(test.x)),
+        augment=companions.augment,
+        missing=tuple(ood for ood, origin in found.items() if origin is None),
+        notes={other: f"stands in for {wanted}" for wanted, other in STAND_INS.items() if other in used},
+    )
+
+
+mnist = partial(image_task, "mnist")
+fashion_mnist = partial(image_task, "fashion_mnist")
+svhn = partial(image_task, "svhn")
+cifar10 = partial(image_task, "cifar10")
+cifar100 = partial(image_task, "cifar100")
+
+
+def check_limit(limit: int | None) -> None:
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit {limit} leaves nothing to train on; give at least 1, or None for all")
+
+
+def labelled(store: Store, name: str, split: str) -> Split:
+    x, y = store.images(name, split)
+    if y is None:
+        raise ValueError(f"{name}'s split {split} has no labels; get or add {name} again, with a column `label`")
+    return Split(x, y)
+
+
+def divided(train: Split, test: Split, validation: str, limit: int | None) -> tuple[Split, Split, Split]:
+    """Pictures to train with, shuffled; to validate with; and to test with, in the order of the file."""
+    sets, orders = {"train": train, "test": test}, {"train": shuffled(len(train)), "test": shuffled(len(test))}
+    order = choose(orders, validation, "split to validate with")
+    count = min(VALIDATION_COUNT, len(order) // 10)
+    held_out, orders[validation] = order[:count], order[count:]
+    return (
+        picked(train, orders["train"][:limit]),
+        picked(sets[validation], held_out),
+        picked(test, orders["test"].sort().values),
+    )
+
+
+def picked(split: Split, rows: Tensor) -> Split:
+    return Split(split.x[rows], split.y[rows])
+
+
+def shuffled(count: int) -> Tensor:
+    """0 to count - 1 in an order that is always the same."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0))
+
+
+def drawn(x: Tensor) -> Tensor:
+    """At most OOD_COUNT of the inputs, always the same."""
+    return x[shuffled(len(x))[:OOD_COUNT]]
+
+
+def present(store: Store, name: str, split: str) -> str | None:
+    """The set, or the one that stands in for it; None where the store has neither."""
+    return next((each for each in (name, STAND_INS.get(name)) if each and store.has(each, split)), None)
+
+
+def noise(pictures: Tensor) -> dict[str, Tensor]:
+    """The synthetic OOD sets, as many inputs each as there are pictures."""
+    generator = torch.Generator().manual_seed(0)
+    flat = uniform(len(pictures), tuple(pictures.shape[1:]), generator)
+    return {"uniform": flat, "smooth": smooth(pictures, generator), "far_away": far_away(flat)}
+
+
+def photographs(store: Store, name: str) -> Tensor:
+    """Pictures to make training outliers of; a name that nothing is known by is an error that helps."""
+    if not store.has(name, "train"):
+        known = [other for other, data in CATALOGUE.items() if data.kind == "images" and "train" in data.splits]
+        choose(dict.fromkeys([*NOISE, *known]), name, "outliers")
+    return store.images(name, "train")[0]
+
+
+def shows_class_of(store: Store, outliers: str, task: str, classes: tuple[str, ...]) -> Tensor:
+    """Which of the outliers are of a class of the task: (M,) of bool."""
+    folder, labels = store.root / outliers, store.images(outliers, "train")[1]
+    names = read_class_names(folder) or store.classes(outliers, "train")
+    if labels is None or not names:
+        raise ValueError(
+            f"exclude_overlap cannot be had with outliers {outliers!r}: their classes have no names in {folder}; "
+            f"add the set with named classes, or leave exclude_overlap out"
+        )
+    overlap = overlapping_classes(names, classes, read_known_overlap(folder, task))
+    return torch.isin(labels, torch.tensor(overlap, dtype=labels.dtype))
+
+
+@dataclass(frozen=True)
+class CroppedOrResized:
+    """Outliers from pictures larger than the task's: a coin each decides anew in every epoch which of the two it is.
+
+    `padded` are the pictures at their own resolution, to be cropped anywhere; `resized` the same at the task's size.
+    """
+
+    padded: Tensor
+    resized: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.resized.shape
+
+    def epoch(self, generator: torch.Generator) -> Tensor:
+        chunks = []
+        for padded, resized in zip(self.padded.split(CHUNK), self.resized.split(CHUNK), strict=True):
+            crops = random_crops(padded, resized.shape[2], resized.shape[3], generator)
+            coin = torch.randint(2, (len(crops), 1, 1, 1), generator=generator, device=crops.device)
+            chunks.append(torch.where(coin.bool(), crops, resized))
+        return torch.cat(chunks)
+
+    def to(self, device: torch.device | str) -> "CroppedOrResized":
+        return CroppedOrResized(self.padded.to(device), self.resized.to(device))
+
+
+def to_train_with(pictures: Tensor, shape: torch.Size) -> OutlierSource:
+    # with resized pictures alone, which are smooth, a network does not come to know noise
+    pictures = recoloured(pictures, shape[0])
+    small = resized(pictures, shape[1], shape[2])
+    larger = pictures.shape[2] > shape[1] and pictures.shape[3] > shape[2]
+    return CroppedOrResized(F.pad(pictures, 4 * (PADDING,)), small) if larger else Fixed(small)
+
+
+def fitted(x: Tensor, shape: torch.Size) -> Tensor:
+    """Pictures in the task's colours and at its size."""
+    return resized(recoloured(x, shape[0]), shape[1], shape[2])
+
+
+def recoloured(x: Tensor, channels: int) -> Tensor:
+    """Colour to grey by luma weights, or grey to three equal channels."""
+    if x.shape[1] == channels:
+        return x
+    if channels == 1:
+        return torch.cat([grey(chunk.float()).round().to(torch.uint8) for chunk in x.split(CHUNK)])
+    return x.expand(-1, channels, -1, -1).contiguous()
+
+
+def resized(x: Tensor, height: int, width: int) -> Tensor:
+    """Bilinear, over the area that a new pixel covers where there come to be fewer: as Pillow does it."""
+    if x.shape[2:] == (height, width):
+        return x
+    chunks = [
+        F.interpolate(chunk.float(), (height, width), mode="bilinear", antialias=True) for chunk in x.split(CHUNK)
+    ]
+    return torch.cat([chunk.round().to(torch.uint8) for chunk in chunks])

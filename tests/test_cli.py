@@ -1,0 +1,115 @@
+"""The command line as a user has it: a process, its files, its exit code."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import demur
+from demur.method import METHODS
+from demur.metrics import METRICS
+
+
+def demur_command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    code = "import torch; torch.set_num_threads(1); from demur.cli import main; main()"
+    command = [sys.executable, "-W", "ignore", "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+
+
+def test_the_same_seed_gives_the_same_bytes_but_for_time(tmp_path):
+    records = []
+    for name in ("a.json", "b.json"):
+        done = demur_command("run", "digits", "la+nc", "--epochs", "2", "--json", name, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "mean" in done.stdout
+        assert "\r" not in done.stdout + done.stderr  # quiet when piped
+        record = json.loads((tmp_path / name).read_text())
+        assert record.pop("duration") > 0
+        assert record.pop("time") > 0
+        records.append(json.dumps(record))
+    assert records[0] == records[1]
+    record = json.loads(records[0])
+    assert (record["task"], record["method"], record["seed"], record["convention"]) == (
+        "digits",
+        "la+nc",
+        0,
+        "corrected",
+    )
+    assert set(METRICS) <= set(record["metrics"])
+    assert list(record["ood"]) == ["flower", "letters", "uniform", "smooth", "far_away"]
+    for figures in record["ood"].values():
+        names = {"fpr95", "auroc", "aupr", "mmc", "none_fpr95", "entropy_fpr95", "fpr95_out", "none_auroc_out"}
+        assert names <= set(figures)
+        assert all(0 <= value <= 1 for value in figures.values())
+
+
+def test_a_saved_posterior_gives_the_same_figures(tmp_path):
+    fit = demur_command("run", "digits", "vb+nc", "--epochs", "1", "--save", "p", "--json", "a", cwd=tmp_path)
+    again = demur_command("run", "digits", "vb+nc", "--epochs", "1", "--load", "p", "--json", "b", cwd=tmp_path)
+    assert (fit.returncode, again.returncode) == (0, 0), fit.stderr + again.stderr
+    first, second = (json.loads((tmp_path / name).read_text()) for name in "ab")
+    assert first["ood"] == second["ood"]
+    wrong = demur_command("run", "digits", "vb", "--load", "p", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "fitted with" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "digts", "la"], "unknown task 'digts'; did you mean 'digits'"),
+        (["run", "digits", "la+cn"], "unknown method 'la+cn'; did you mean 'la+nc'"),
+        (["run", "digits", "la", "--epoch", "3"], "No such option: --epoch"),
+        (["run", "digits", "la", "--epochs", "0"], "--epochs"),
+        (["run", "digits", "la", "--outliers", "dogs"], "brings its own outliers"),
+        (["run", "digits", "la", "--json", "/nowhere/x.json"], "the folder of /nowhere/x.json does not exist"),
+        (["run", "digits", "la", "--load", __file__], "is not a posterior saved by demur"),
+        (["run", "digits", "la", "--load", "absent"], "does not exist"),
+        (["run", "digits", "la", "--device", "abacus"], "device 'abacus' is not available"),
+        (["run", "mnist", "la", "--data", "/nowhere"], "the data folder /nowhere does not exist"),
+        (["toy", "x.bmp"], "does not end in .png"),
+        (["data", "get", "mnits"], "unknown data set 'mnits'; did you mean 'mnist'"),
+        (["audit", "nothing"], "unknown task 'nothing'"),
+        (["frobnicate"], "No such command 'frobnicate'"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_two(arguments, says):
+    done = demur_command(*arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_version_and_help():
+    assert demur_command("--version").stdout == f"demur {demur.__version__}\n"
+    assert "matrix" in demur_command("--help").stdout
+
+
+def test_toy_draws_a_picture(tmp_path, monkeypatch):
+    from dataclasses import replace
+
+    from demur.report import figures
+    from demur.study import grid
+
+    quick = {name: replace(s, recipe=replace(s.recipe, epochs=2)) for name, s in grid.SETTINGS.items()}
+    monkeypatch.setattr(grid, "SETTINGS", quick)
+    figures.draw_toy(tmp_path / "toy.png")
+    assert (tmp_path / "toy.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_matrix_measures_each_method_once(tmp_path, monkeypatch):
+    from demur.report.tables import markdown
+    from demur.study import run
+    from demur.tasks import load
+
+    counted = []
+    original = run.run
+    monkeypatch.setattr(run, "run", lambda *a, **k: counted.append(1) or original(*a, epochs=1, **k))
+    rows = METHODS[:2]
+    first = list(run.run_all(load("digits"), rows, tmp_path))
+    second = list(run.run_all(load("digits"), rows, tmp_path))
+    assert len(counted) == 2
+    assert markdown(first) == markdown(second)
+    assert "| `map+nc` |" in markdown(first)

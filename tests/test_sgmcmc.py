@@ -1,0 +1,141 @@
+"""SG-HMC against Gaussians and SGD; the cyclical schedule against what a chain would do without it."""
+
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from demur.inference import CyclicalSGHMC
+from demur.inference.sgmcmc import SGHMC
+from demur.likelihoods import Likelihood, plain
+from demur.networks import wide_resnet
+from demur.tasks.base import Fixed, Recipe, Split, Task
+from demur.training import observed
+from tests.conftest import make_task
+from tests.test_variational import Silent
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("temperature", "friction"), [(1.0, 0.9), (0.25, 0.9), (1.0, 0.1), (0.25, 0.1)])
+def test_samples_a_correlated_gaussian(seed: int, temperature: float, friction: float) -> None:
+    """The density is exp(-N (loss + decay / 2 * w**2)) ** (1 / T); every row of the parameter is a chain of its own.
+
+    Tolerance: covariance 4 % of a variance, mean 4 % of a standard deviation. Finite steps enlarge variances by
+    lr * curvature / (4 - 2 * friction), here at most 1.1 %; the rest is the error of 20,000 chains.
+    """
+    torch.manual_seed(seed)
+    count, decay, lr = 50, 0.1, 0.025
+    curvature, centre = torch.tensor([[0.6, 0.3], [0.3, 0.5]]), torch.tensor([1.0, -2.0])
+    chains = torch.zeros(20_000, 2, requires_grad=True)
+    sampler = SGHMC([chains], lr, friction=friction, count=count, temperature=temperature, weight_decay=decay)
+    for _ in range(1000):
+        chains.grad = (chains.detach() - centre) @ curvature  # of (w - centre)' curvature (w - centre) / 2
+        sampler.step()
+
+    precision = curvature + decay * torch.eye(2)
+    mean, covariance = torch.linalg.solve(precision, curvature @ centre), temperature / count * precision.inverse()
+    deviation = covariance.diagonal().sqrt()
+    errors = (
+        (chains.detach().mean(0) - mean) / deviation,
+        (chains.detach().T.cov() - covariance) / deviation.outer(deviation),
+    )
+    assert errors[0].abs().max() < 0.03
+    assert errors[1].abs().max() < 0.03
+
+
+def test_zero_temperature_is_sgd_with_momentum() -> None:
+    torch.manual_seed(0)
+    target = torch.randn(5)
+    ours, theirs = (torch.ones(5, requires_grad=True) for _ in range(2))
+    chain = SGHMC([ours], 0.01, friction=0.3, count=7, temperature=0.0, weight_decay=0.05)
+    descent = torch.optim.SGD([theirs], 0.01, momentum=0.7, weight_decay=0.05)
+    for _ in range(50):
+        for w, optimizer in ((ours, chain), (theirs, descent)):
+            optimizer.zero_grad()
+            (w - target).pow(4).sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_every_sample_has_its_own_weights_and_statistics() -> None:
+    task = make_task((3, 8, 8), count=32)
+    posterior = CyclicalSGHMC(cycles=2, samples_per_cycle=3).fit(
+        partial(wide_resnet, depth=10, width=1, dropout=0.0), plain(3), task, Recipe(epochs=4, batch_size=16)
+    )
+    networks = [component.network for _, component in posterior.components()]
+    assert posterior.num_draws == len(networks) == 2 * 3
+    assert not any(module.training for network in networks for module in network.modules())
+    for tensors in ([dict(n.named_parameters()) for n in networks], [dict(n.named_buffers()) for n in networks]):
+        for name in tensors[0]:
+            assert len({named[name].data_ptr() for named in tensors}) == 6
+    means = torch.stack([network.get_buffer("features.1.norm1.running_mean") for network in networks])
+    assert torch.pdist(means).min() > 0
+
+
+def test_no_noise_before_the_first_sampling_phase() -> None:
+    def losses(temperature: float) -> list[float]:
+        said: list[float] = []
+        chain = CyclicalSGHMC(temperature=temperature, cycles=2, samples_per_cycle=2, length=1.0)
+        with observed(lambda report: said.append(report.loss)):
+            chain.fit(partial(nn.Linear, 4), plain(3), make_task(), Recipe(epochs=10, batch_size=16))
+        return said
+
+    cold, warm = losses(0.0), losses(100.0)
+    assert cold[:3] == warm[:3]
+    assert all(a != b for a, b in zip(cold[3:], warm[3:], strict=True))
+
+
+def test_only_sampling_phases_move_a_chain_without_gradients() -> None:
+    built: list[nn.Linear] = []
+
+    def network(outputs: int) -> nn.Module:
+        built.append(nn.Linear(4, outputs))
+        return built[0]
+
+    weights: list[torch.Tensor] = []
+    recipe = Recipe(epochs=5, batch_size=16, weight_decay=0.0)
+    with observed(lambda report: weights.append(built[0].weight.detach().clone())):
+        # friction 1: no velocity is left from step to step
+        CyclicalSGHMC(friction=1.0, cycles=3, samples_per_cycle=2, length=3.0).fit(
+            network, Likelihood(3, Silent()), make_task(), recipe
+        )
+    moved = [not torch.equal(before, after) for before, after in pairwise(weights)]
+    assert [False, *moved] == [False, False, False, True, True] * 3
+
+
+class TwoModes(nn.Module):
+    """Labels of equal share want equal logits, so w is +1 or -1."""
+
+    def __init__(self, num_outputs: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self.w**2 - 1, torch.zeros(())]).expand(len(x), 2)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cycles_find_both_modes_and_one_long_run_does_not(seed: int) -> None:
+    data = Split(torch.zeros(40, 1), torch.arange(40) % 2)
+    task = Task("coin", ("heads", "tails"), data, data, data, Fixed(data.x), {})
+    recipe = Recipe(epochs=160, batch_size=4, weight_decay=0.0, seed=seed)
+
+    def samples(cycles: int) -> torch.Tensor:
+        chain = CyclicalSGHMC(lr=1.5, cycles=cycles, samples_per_cycle=20 // cycles, length=1.0)
+        return torch.stack([part.network.w.detach() for part in chain.fit(TwoModes, plain(2), task, recipe).parts])
+
+    cyclical, single = samples(10), samples(1)
+    assert len(cyclical) == len(single) == 20
+    assert torch.cat([cyclical, single]).abs().min() > 0.3  # in a mode, not on the hill between them
+    assert len(cyclical.sign().unique()) == 2
+    assert len(single.sign().unique()) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("lr", 0.0), ("friction", 0.0), ("friction", 1.5), ("temperature", -1.0), ("cycles", 0)]
+)
+def test_impossible_chains_are_refused(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=field):
+        CyclicalSGHMC(**{field: value})
