@@ -11,6 +11,7 @@ from demur.names import choose
 @dataclass(frozen=True)
 class Method:
     name: str
+    inference_name: str
     inference: Inference
     likelihood: Callable[[int], Likelihood]  # of the number of classes
 
@@ -30,4 +31,4 @@ METHODS = tuple(_PAIRS)
 def parse_method(name: str) -> Method:
     """`la+nc` to its inference and likelihood, with default hyperparameters; an unknown one names the nearest."""
     inference, likelihood = choose(_PAIRS, name, "method")
-    return Method(name, INFERENCES[inference](), LIKELIHOODS[likelihood])
+    return Method(name, inference, INFERENCES[inference](), LIKELIHOODS[likelihood])

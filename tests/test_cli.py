@@ -93,8 +93,9 @@ def test_toy_draws_a_picture(tmp_path, monkeypatch):
     from demur.report import figures
     from demur.study import grid
 
-    quick = {name: replace(s, recipe=replace(s.recipe, epochs=2)) for name, s in grid.SETTINGS.items()}
-    monkeypatch.setattr(grid, "SETTINGS", quick)
+    usual = grid.setting("blobs", "la")
+    quick = replace(usual, recipe=replace(usual.recipe, epochs=2))
+    monkeypatch.setattr(figures, "setting", lambda task, inference: quick)
     figures.draw_toy(tmp_path / "toy.png")
     assert (tmp_path / "toy.png").read_bytes()[:4] == b"\x89PNG"
 

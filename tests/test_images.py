@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from demur.study.grid import SETTINGS
-from demur.tasks import IMAGES, TASKS, load
+from demur.tasks import IMAGES, TASKS, default_outliers, load
 from demur.tasks.augment import Jitter
 from demur.tasks.base import Fixed, as_input
 from demur.tasks.catalogue import CATALOGUE
@@ -184,7 +184,10 @@ def test_outliers_by_name(whole: Store) -> None:
 
 
 def test_the_papers_outliers_are_taken_where_they_are(store: Store) -> None:
+    assert default_outliers("cifar10", store) == "tiny_imagenet32"
     write(store, "imagenet32", "train", 8, 1)
+    assert default_outliers("cifar10", store) == "imagenet32"
+    assert default_outliers("trec", store) == "wikitext2"
     task = image_task("cifar10", store)
     assert len(task.outliers.epoch(generator())) == 8
     assert task.notes == {}
@@ -290,6 +293,8 @@ def test_every_task_has_a_setting_whose_network_takes_its_inputs(whole: Store) -
 def test_load_says_what_is_wrong(whole: Store) -> None:
     assert len(load("digits").train) == 1000
     assert len(load("digits", limit=100).train) == 100
+    with pytest.raises(ValueError, match="unknown task made from data sets 'digits'; known: mnist"):
+        default_outliers("digits", whole)
     for name, options, message in (
         ("digits", {"limit": -1}, "limit -1 leaves nothing"),
         ("blobs", {"outliers": "smooth"}, "'blobs' brings its own outliers, not 'smooth'; leave"),

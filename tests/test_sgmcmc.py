@@ -87,7 +87,8 @@ def test_no_noise_before_the_first_sampling_phase() -> None:
     assert all(a != b for a, b in zip(cold[3:], warm[3:], strict=True))
 
 
-def test_only_sampling_phases_move_a_chain_without_gradients() -> None:
+def watched(chain: CyclicalSGHMC, recipe: Recipe) -> list[torch.Tensor]:
+    """The weights after every epoch of a chain that the data leaves alone."""
     built: list[nn.Linear] = []
 
     def network(outputs: int) -> nn.Module:
@@ -95,14 +96,25 @@ def test_only_sampling_phases_move_a_chain_without_gradients() -> None:
         return built[0]
 
     weights: list[torch.Tensor] = []
-    recipe = Recipe(epochs=5, batch_size=16, weight_decay=0.0)
     with observed(lambda report: weights.append(built[0].weight.detach().clone())):
-        # friction 1: no velocity is left from step to step
-        CyclicalSGHMC(friction=1.0, cycles=3, samples_per_cycle=2, length=3.0).fit(
-            network, Likelihood(3, Silent()), make_task(), recipe
-        )
+        chain.fit(network, Likelihood(3, Silent()), make_task(), recipe)
+    return weights
+
+
+def test_only_sampling_phases_have_noise() -> None:
+    # friction 1: no velocity is left from step to step
+    chain = CyclicalSGHMC(friction=1.0, cycles=3, samples_per_cycle=2, length=3.0)
+    weights = watched(chain, Recipe(epochs=5, batch_size=16, weight_decay=0.0))
     moved = [not torch.equal(before, after) for before, after in pairwise(weights)]
     assert [False, *moved] == [False, False, False, True, True] * 3
+
+
+def test_every_cycle_starts_at_the_full_rate() -> None:
+    """One step an epoch, of weight decay alone: weights shrink by lr * rate; 15 / 22 * 22 is less than 15 in floats."""
+    chain = CyclicalSGHMC(friction=1.0, temperature=0.0, cycles=22, samples_per_cycle=1, length=1.0)
+    weights = watched(chain, Recipe(epochs=44, batch_size=96, weight_decay=1.0))
+    shrunk = [1 - float(after.norm() / before.norm()) for before, after in pairwise(weights)]
+    assert [0.1, *shrunk] == pytest.approx([0.1, 0.05] * 22, abs=1e-5)
 
 
 class TwoModes(nn.Module):

@@ -13,7 +13,7 @@ import logging
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -322,9 +322,7 @@ def _vmap_works(network: nn.Module, names: Collection[str], x: Tensor) -> bool:
     return True
 
 
-@contextmanager
-def _differentiable(network: nn.Module) -> Iterator[None]:
+def _differentiable(network: nn.Module) -> AbstractContextManager[None]:
     # cuDNN's recurrent layers have no backward pass in eval mode; torch's own have
     recurrent = any(isinstance(module, nn.RNNBase) for module in network.modules())
-    with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled and not recurrent):
-        yield
+    return torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()

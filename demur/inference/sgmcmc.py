@@ -90,6 +90,10 @@ class CyclicalSGHMC:
         per_cycle = max(self.samples_per_cycle, round(self.length * recipe.epochs / self.cycles))
         recipe = replace(recipe, epochs=per_cycle * self.cycles, lr=self.lr)
         samples: list[Point] = []
+
+        def sampling(epoch: int) -> bool:
+            return epoch % per_cycle >= per_cycle - self.samples_per_cycle
+
         with seeded(recipe.seed, task.train.x.device):
             model = build(network, likelihood, task)
             chain = SGHMC(
@@ -97,20 +101,15 @@ class CyclicalSGHMC:
                 recipe.lr,
                 friction=self.friction,
                 count=len(task.train),
-                temperature=0.0,
+                temperature=self.temperature * sampling(0),
                 weight_decay=recipe.weight_decay,
             )
-
-            def samples_after(epoch: int) -> bool:
-                return epoch % per_cycle >= per_cycle - self.samples_per_cycle
-
-            chain.temperature = self.temperature if samples_after(0) else 0.0
 
             def rate(done: float) -> float:
                 return cosine(round(done * self.cycles, 9) % 1)  # a cycle's end must not round to just before it
 
             for epoch in train(model, likelihood, task, recipe, optimizer=chain, rate=rate):
-                if samples_after(epoch - 1):
+                if sampling(epoch - 1):
                     samples.append(Point(deepcopy(model).eval()))
-                chain.temperature = self.temperature if samples_after(epoch) else 0.0
+                chain.temperature = self.temperature * sampling(epoch)
         return Mixture(tuple(samples))

@@ -27,7 +27,7 @@ PIXELS = 150
 
 def draw_toy(path: Path) -> None:
     """Confidence in the plane around four classes, near and zoomed out, under the paper's five methods."""
-    task, given = load("blobs"), setting("blobs")
+    task, given = load("blobs"), setting("blobs", "la")
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     axes = figure.subplots(len(TOY_HALF_WIDTHS), len(TOY_COLUMNS), squeeze=False)
     for column, (title, (inference, likelihood_name)) in enumerate(TOY_COLUMNS.items()):

@@ -73,11 +73,13 @@ def run(
     load_from: Path | None = None,
 ) -> Row:
     """Fit (or load) a posterior with the task's network and recipe, and measure it."""
-    chosen, given = parse_method(method), setting(task.name)
+    chosen = parse_method(method)
+    given = setting(task.name, chosen.inference_name)
+    inference = given.inference or chosen.inference
     likelihood = chosen.likelihood(task.num_classes)
     recipe = replace(given.recipe, seed=seed, epochs=given.recipe.epochs if epochs is None else epochs)
     if load_from is None:
-        posterior = chosen.inference.fit(given.network, likelihood, task, recipe)
+        posterior = inference.fit(given.network, likelihood, task, recipe)
     else:
         posterior = load(load_from, partial(given.network, likelihood.num_outputs), task.train.x.device)
     if save_to is not None:

@@ -9,7 +9,7 @@ from demur.tasks.base import Recipe as Recipe
 from demur.tasks.base import Split as Split
 from demur.tasks.base import Task as Task
 from demur.tasks.embedded import blobs, digits
-from demur.tasks.images import check_limit, cifar10, cifar100, fashion_mnist, mnist, svhn
+from demur.tasks.images import check_limit, cifar10, cifar100, fashion_mnist, mnist, photographs_of, svhn
 from demur.tasks.store import Store as Store
 from demur.tasks.text import OUTLIERS, sst, trec
 
@@ -47,5 +47,11 @@ def load(
     if store is None:
         raise ValueError(f"task {name!r} is made from data sets; give the folder that holds them: store=Store(folder)")
     if name in TEXTS:
-        return TEXTS[name](store, outliers=outliers or OUTLIERS[0], limit=limit)
+        return TEXTS[name](store, outliers=outliers or default_outliers(name, store), limit=limit)
     return IMAGES[name](store, outliers=outliers, limit=limit, exclude_overlap=exclude_overlap)
+
+
+def default_outliers(name: str, store: Store) -> str:
+    """What a task made from the store is trained with where no outliers are named."""
+    choose({**IMAGES, **TEXTS}, name, "task made from data sets")
+    return OUTLIERS[0] if name in TEXTS else photographs_of(store)

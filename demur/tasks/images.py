@@ -21,7 +21,7 @@ from demur.tasks.store import Store
 
 OOD_COUNT = 10_000
 VALIDATION_COUNT = 2_000
-PADDING = 2
+PADDING = 2  # around larger outliers before they are cropped
 CHUNK = 4096
 
 
@@ -78,12 +78,12 @@ def image_task(
     def source(part: str) -> OutlierSource:
         if part in NOISE:
             return NOISE[part](train.x)
-        pictures = photographs(store, part)
+        pictures = pictures_named(store, part)
         if exclude_overlap:
             pictures = pictures[~shows_class_of(store, part, name, classes)]
         return to_train_with(pictures, shape)
 
-    outliers = outliers or present(store, PHOTOGRAPHS, "train") or PHOTOGRAPHS
+    outliers = outliers or photographs_of(store)
     sources = tuple(source(part) for part in outliers.split("+"))
     origins = {ood: MADE_FROM.get(ood, ood) for ood in companions.ood}
     found = {ood: present(store, origin, "test") for ood, origin in origins.items()}
@@ -158,6 +158,11 @@ def present(store: Store, name: str, split: str) -> str | None:
     return next((each for each in (name, STAND_INS.get(name)) if each and store.has(each, split)), None)
 
 
+def photographs_of(store: Store) -> str:
+    """The outliers to train with where none are named."""
+    return present(store, PHOTOGRAPHS, "train") or PHOTOGRAPHS
+
+
 def noise(pictures: Tensor) -> dict[str, Tensor]:
     """The synthetic OOD sets, as many inputs each as there are pictures."""
     generator = torch.Generator().manual_seed(0)
@@ -165,7 +170,7 @@ def noise(pictures: Tensor) -> dict[str, Tensor]:
     return {"uniform": flat, "smooth": smooth(pictures, generator), "far_away": far_away(flat)}
 
 
-def photographs(store: Store, name: str) -> Tensor:
+def pictures_named(store: Store, name: str) -> Tensor:
     """Pictures to make training outliers of; a name that nothing is known by is an error that helps."""
     if not store.has(name, "train"):
         known = [other for other, data in CATALOGUE.items() if data.kind == "images" and "train" in data.splits]
@@ -238,7 +243,5 @@ def resized(x: Tensor, height: int, width: int) -> Tensor:
     """Bilinear, over the area that a new pixel covers where there come to be fewer: as Pillow does it."""
     if x.shape[2:] == (height, width):
         return x
-    chunks = [
-        F.interpolate(chunk.float(), (height, width), mode="bilinear", antialias=True) for chunk in x.split(CHUNK)
-    ]
-    return torch.cat([chunk.round().to(torch.uint8) for chunk in chunks])
+    resize = partial(F.interpolate, size=(height, width), mode="bilinear", antialias=True)
+    return torch.cat([resize(chunk.float()).round().to(torch.uint8) for chunk in x.split(CHUNK)])
