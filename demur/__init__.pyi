@@ -36,8 +36,8 @@ from demur.posterior import save as save_posterior
 from demur.predictive import predict as predict
 from demur.tasks import Recipe as Recipe
 from demur.tasks import Split as Split
-from demur.tasks import Task as Task
 from demur.tasks import Store as Store
+from demur.tasks import Task as Task
 from demur.tasks import load as load_task
 from demur.tasks.base import Fixed as Fixed
 

@@ -16,8 +16,6 @@ import typer
 import demur
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from demur.tasks import Store, Task
     from demur.training import EpochReport
 
@@ -64,6 +62,13 @@ def options(
     warnings.showwarning = lambda message, *_: print(f"demur: note: {message}", file=sys.stderr)
 
 
+def _console() -> "Console":
+    """As wide as the terminal; piped, wide enough for any table."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 120)
+
+
 @contextmanager
 def _progress(console: "Console", what: str) -> Iterator[Callable[[str], None]]:
     """A line that moves on a terminal, and nothing where output is piped."""
@@ -89,7 +94,9 @@ def run(
     method: Annotated[str, typer.Argument(help="inference+likelihood: map, map+oe, de, la+nc, vb+sl, ...")],
     seed: Seed = 0,
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Train on so many inputs only.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Train on so many inputs; test on a sixth as many of each set.")
+    ] = None,
     outliers: OutliersName = None,
     exclude_overlap: Annotated[bool, typer.Option(help="Leave out outliers of the task's own classes.")] = False,
     data: Data = None,
@@ -99,17 +106,15 @@ def run(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.")] = "auto",
 ) -> None:
     """Fit one method to one task and print its figures."""
-    from rich.console import Console
-
     from demur.method import parse_method
-    from demur.report.tables import table
+    from demur.report.tables import sheet
     from demur.study import run as study
 
     parse_method(method)
     for path in (json_file, save):
         if path is not None and not path.absolute().parent.is_dir():
             raise ValueError(f"the folder of {path} does not exist; create it first")
-    console = Console()
+    console = _console()
     began, started = time.time(), time.perf_counter()
     with _progress(console, f"{task} {method}"):
         loaded = _load(task, data, outliers, limit, exclude_overlap).to(_device(device))
@@ -118,19 +123,17 @@ def run(
     if json_file is not None:
         record = row.as_json() | {"demur": demur.__version__, "time": began, "duration": duration}
         json_file.write_text(json.dumps(record, indent=2) + "\n", "utf-8")
-    console.print(table([row], f"{task}, seed {seed}, {row.epochs} epochs: per cent ({duration:.0f} s)"))
+    console.print(sheet(row, f"{task} {method}, seed {seed}, {row.epochs} epochs, {duration:.0f} s: per cent"))
 
 
 @app.command()
 def toy(out: Annotated[Path, typer.Argument(help="A PNG, SVG or PDF file.")]) -> None:
     """Draw the paper's toy figure: confidence near and far from four classes in the plane."""
-    from rich.console import Console
-
     from demur.report.figures import draw_toy
 
     if out.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise ValueError(f"file name {str(out)!r} does not end in .png, .svg or .pdf; rename it")
-    with _progress(Console(), "toy figure"):
+    with _progress(_console(), "toy figure"):
         draw_toy(out)
     print(f"wrote {out}")
 
@@ -140,15 +143,13 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the figure, and for every number.")] = Path("demo"),
 ) -> None:
     """The paper in miniature: its thirteen methods on real digits, and the toy figure. Under four minutes."""
-    from rich.console import Console
-
     from demur.report.figures import draw_toy
     from demur.report.tables import table
     from demur.study.grid import PAPER_ROWS
     from demur.study.run import run as run_method
     from demur.tasks import load
 
-    console = Console()
+    console = _console()
     out.mkdir(parents=True, exist_ok=True)
     digits, rows = load("digits"), []
     with _progress(console, "digits") as describe:
@@ -183,13 +184,11 @@ def matrix(
     data: Data = None,
 ) -> None:
     """Measure every inference method under every likelihood: thirty rows."""
-    from rich.console import Console
-
     from demur.method import METHODS
     from demur.report.tables import markdown, table
     from demur.study.run import run_all
 
-    console, timed = Console(), []
+    console, timed = _console(), []
     loaded = _load(task, data)
     with _progress(console, task) as describe:
         for row, seconds in run_all(loaded, METHODS, runs, seed=seed):
@@ -215,7 +214,6 @@ def audit(task: TaskName, outliers: OutliersName = None, data: Data = None) -> N
 @data_app.command("list")
 def list_data(data: Data = None) -> None:
     """What there is, where, how large, and under which licence."""
-    from rich.console import Console
     from rich.table import Table
 
     store = _store(data)
@@ -223,13 +221,13 @@ def list_data(data: Data = None) -> None:
     for holding in store.describe():
         splits = ", ".join(f"{split} {count:,}" for split, count in holding.splits.items()) or "-"
         drawn.add_row(holding.name, splits, f"{holding.bytes / 2**20:.1f}", holding.where, holding.licence)
-    Console().print(f"data sets in {store.root}:", drawn)
+    _console().print(f"data sets in {store.root}:", drawn)
 
 
 @data_app.command("get")
 def get_data(names: Annotated[list[str], typer.Argument(help="Names of data sets.")], data: Data = None) -> None:
     """Fetch data sets from the Hugging Face hub; what was begun is continued."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
 
     from demur.names import choose
     from demur.tasks.catalogue import CATALOGUE
@@ -238,16 +236,17 @@ def get_data(names: Annotated[list[str], typer.Argument(help="Names of data sets
     store = _store(data)
     for name in names:
         choose(CATALOGUE, name, "data set")
-    for name in names:
-        with Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), disable=None) as bar:
-            lines: dict[str, object] = {}
+    with Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn()) as bar:
+        lines: dict[str, TaskID] = {}
 
-            def show(file: str, done: int, total: int) -> None:
-                line = lines.setdefault(file, bar.add_task(file, total=total) if file not in lines else None)
-                bar.update(line, completed=done)  # type: ignore[arg-type]
+        def show(file: str, done: int, total: int) -> None:
+            if file not in lines:
+                lines[file] = bar.add_task(file, total=total)
+            bar.update(lines[file], completed=done)
 
+        for name in names:
             for path in get(store, name, progress=show):
-                print(path)
+                bar.print(path)
 
 
 @data_app.command("add")

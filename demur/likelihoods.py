@@ -106,7 +106,7 @@ class Likelihood:
             )
         if self.num_outputs - self.num_classes not in (0, 1):
             raise ValueError(
-                f"the outliers' label has {self.num_outputs} entries; {self.num_classes} classes need as many or one more"
+                f"the outliers' label has {self.num_outputs} entries; {self.num_classes} classes need as many or 1 more"
             )
         if not self.inside.log_prob(torch.zeros(self.num_outputs), self._label(torch.tensor(0))).isfinite():
             raise ValueError(

@@ -38,7 +38,7 @@ def _double(x: Tensor) -> Array:
 
 
 def spread(probs: Tensor, none: Tensor | None) -> Tensor:
-    """Class probabilities with the none mass spread evenly over them: a confident "none" must not pass for an inlier."""
+    """Probabilities with the none mass spread evenly over the classes: a sure "none" must not pass for an inlier."""
     return probs if none is None else probs + none.unsqueeze(-1) / probs.shape[-1]
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Network = Callable[[int], nn.Module]
+CONVOLUTIONS = torch.channels_last  # this layout of their weights makes them up to twice as fast, on CPU and GPU alike
 
 
 class HeadedNetwork(nn.Module):
@@ -49,7 +50,7 @@ def lenet(num_outputs: int, *, channels: int = 1, size: int = 28, hidden: int = 
         nn.Linear(64 * (size // 4) ** 2, hidden),
         nn.ReLU(),
     )
-    return HeadedNetwork(features, hidden, num_outputs)
+    return HeadedNetwork(features, hidden, num_outputs).to(memory_format=CONVOLUTIONS)  # type: ignore[call-overload]
 
 
 class PreActivationBlock(nn.Module):
@@ -90,7 +91,7 @@ def wide_resnet(
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     nn.init.zeros_(network.head.bias)
-    return network
+    return network.to(memory_format=CONVOLUTIONS)  # type: ignore[call-overload]
 
 
 class LastState(nn.Module):

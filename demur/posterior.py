@@ -99,7 +99,8 @@ class Gaussian:
         for name, mean in self.network.named_parameters():  # in the network's order, whatever the mapping's
             if name in self.variance:
                 noise = torch.randn(mean.shape, generator=generator).to(mean.device)
-                sample[name] = mean + self.variance[name].sqrt() * noise
+                drawn = mean + self.variance[name].sqrt() * noise
+                sample[name] = torch.empty_like(mean).copy_(drawn)  # in the mean's memory layout
         return sample
 
 

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from demur.study.grid import SETTINGS
+from demur.study.grid import SETTINGS, setting
 from demur.tasks import IMAGES, TASKS, default_outliers, load
 from demur.tasks.augment import Jitter
 from demur.tasks.base import Fixed, as_input
@@ -285,7 +285,7 @@ def test_every_task_has_a_setting_whose_network_takes_its_inputs(whole: Store) -
     assert set(SETTINGS) == set(TASKS)
     for name in IMAGES:
         task = load(name, store=whole, limit=4)
-        network = SETTINGS[name].network(task.num_classes)
+        network = setting(name, "map").network(task.num_classes)
         assert task.augment is not None
         assert network(as_input(task.augment(task.train.x, generator()))).shape == (4, task.num_classes)
 

@@ -1,4 +1,4 @@
-"""Diagonal Laplace: a Gaussian around the MAP network; its precision is the Fisher of in- and outliers plus the prior's."""
+"""Diagonal Laplace: a Gaussian around the MAP network, as precise as in- and outliers and the prior make it."""
 
 import warnings
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from demur.posterior import Gaussian, Point, Posterior
 from demur.predictive import predict
 from demur.tasks.base import Recipe, Task
 
-HALF_DECADES = tuple(10 ** (k / 2) for k in range(-4, 17))  # 0.01 to 1e8
+DECADES = tuple(10.0**k for k in range(-2, 9))
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Laplace:
     over: Literal["all", "head"] = "all"
     estimator: Literal["sampled", "exact"] = "sampled"
     prior_precision: float | None = None
-    grid: Sequence[float] = field(default=HALF_DECADES, repr=False)
+    grid: Sequence[float] = field(default=DECADES, repr=False)
     slack: float = 0.01
     tuning_draws: int = 20
     num_draws: int = 20
@@ -92,7 +92,7 @@ class Laplace:
             posterior = self._gaussian(model, fisher, precision, self.tuning_draws, seed)
             scores[precision] = brier(predict(posterior, likelihood, task.validation.x), task.validation.y)
             best = min(scores.values())
-            if scores[precision] > 1.5 * best:  # far past the optimum, where less precision only blurs more
+            if scores[precision] > 1.05 * (1 + self.slack) * best:  # past the optimum less precision only blurs more
                 break
         chosen = min(precision for precision, score in scores.items() if score <= (1 + self.slack) * best)
         if chosen in (min(self.grid), max(self.grid)):

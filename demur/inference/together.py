@@ -1,7 +1,7 @@
 """Several small networks trained in one program: vmap over stacked weights.
 
-Each member keeps its own seed, batches and gradient norm, so it becomes what it would have become alone, up to rounding.
-On a GPU, which one small network does not fill, this is faster; on a CPU it is slower.
+Each member keeps its own seed, batches and gradient norm, so it becomes what it would have become alone, up to
+rounding. On a GPU, which one small network does not fill, this is faster; on a CPU it is slower.
 """
 
 from collections.abc import Sequence

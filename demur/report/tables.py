@@ -37,6 +37,29 @@ def table(rows: Sequence[Row], title: str) -> Group:
     return Group(drawn, *remarks(rows))
 
 
+def sheet(row: Row, title: str) -> Group:
+    """Everything of note about one method: a line for the inliers, and one for every OOD set."""
+    inside = "  ".join(f"{name} {value:.3f}" for name, value in row.metrics.items())
+    shown = {
+        "FPR95": "fpr95",
+        "AUROC": "auroc",
+        "AUPR": "aupr",
+        "confidence": "mmc",
+        "FPR95 by none mass": "none_fpr95",
+    }
+    shown = {name: key for name, key in shown.items() if all(key in figures for figures in row.ood.values())}
+    drawn = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    drawn.add_column("OOD set", no_wrap=True)
+    for name in shown:
+        drawn.add_column(name, justify="right")
+    for name, figures in row.ood.items():
+        drawn.add_row(name, *(f"{100 * figures[key]:.1f}" for key in shown.values()))
+    drawn.add_section()
+    means = (f"{100 * row.mean_over_ood(key):.1f}" for key in shown.values())
+    drawn.add_row("mean but far_away", *means)
+    return Group(drawn, f"inliers, as fractions: {inside}", *remarks([row]))
+
+
 def remarks(rows: Sequence[Row]) -> list[str]:
     """What a reader of the table must know."""
     said = [f"{name}: {note}" for name, note in rows[0].notes.items()]

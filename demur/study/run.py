@@ -51,11 +51,14 @@ class Row:
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    def mean_over_ood(self, metric: str) -> float:
+        """Over the OOD sets, the far-away one apart: it asks something else."""
+        near = [figures[metric] for name, figures in self.ood.items() if name != "far_away"]
+        return sum(near) / len(near)
+
     @property
     def mean_fpr95(self) -> float:
-        """Over the OOD sets, the far-away one apart: it asks something else."""
-        near = [figures["fpr95"] for name, figures in self.ood.items() if name != "far_away"]
-        return sum(near) / len(near)
+        return self.mean_over_ood("fpr95")
 
     @property
     def collapsed(self) -> bool:

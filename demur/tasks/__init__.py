@@ -4,6 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+import torch
+from torch import Tensor
+
 from demur.names import choose
 from demur.tasks.base import Recipe as Recipe
 from demur.tasks.base import Split as Split
@@ -32,8 +35,8 @@ def load(
     """The task of that name, on the CPU.
 
     `digits` and `blobs` bring their own data, the others are made from a store's. `outliers` names the ones to train
-    with, `a+b` a mix in equal parts; None is the paper's choice. `limit` keeps that many training inputs.
-    `exclude_overlap` leaves out outliers of classes that are also the task's.
+    with, `a+b` a mix in equal parts; None is the paper's choice. `limit` keeps that many training inputs, and of every
+    other set at most a sixth as many: for a quick look. `exclude_overlap` leaves out outliers of the task's own classes.
     """
     choose(TASKS, name, "task")
     check_limit(limit)
@@ -43,12 +46,31 @@ def load(
         if outliers is not None:
             raise ValueError(f"task {name!r} brings its own outliers, not {outliers!r}; leave outliers out")
         task = EMBEDDED[name]()
-        return replace(task, train=Split(task.train.x[:limit], task.train.y[:limit]))
+        return shortened(replace(task, train=Split(task.train.x[:limit], task.train.y[:limit])), limit)
     if store is None:
         raise ValueError(f"task {name!r} is made from data sets; give the folder that holds them: store=Store(folder)")
     if name in TEXTS:
-        return TEXTS[name](store, outliers=outliers or default_outliers(name, store), limit=limit)
-    return IMAGES[name](store, outliers=outliers, limit=limit, exclude_overlap=exclude_overlap)
+        task = TEXTS[name](store, outliers=outliers or default_outliers(name, store), limit=limit)
+    else:
+        task = IMAGES[name](store, outliers=outliers, limit=limit, exclude_overlap=exclude_overlap)
+    return shortened(task, limit)
+
+
+def shortened(task: Task, limit: int | None) -> Task:
+    """At most a sixth of `limit` of everything that is not trained on, always the same ones."""
+    if limit is None:
+        return task
+
+    def rows(x: Tensor) -> Tensor:
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+        return order[: max(1, limit // 6)].sort().values
+
+    def some(split: Split) -> Split:
+        chosen = rows(split.x)
+        return Split(split.x[chosen], split.y[chosen])
+
+    ood_test = {name: x[rows(x)] for name, x in task.ood_test.items()}
+    return replace(task, validation=some(task.validation), test=some(task.test), ood_test=ood_test)
 
 
 def default_outliers(name: str, store: Store) -> str:

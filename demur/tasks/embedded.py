@@ -5,7 +5,6 @@ import string
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
-from sklearn.datasets import load_digits, load_sample_image
 from torch import Tensor
 
 from demur.tasks.base import Fixed, Split, Task
@@ -18,6 +17,8 @@ def digits() -> Task:
     Outliers to train with are patches of a photograph of a temple; OOD test sets are patches of another, of a flower,
     letters, and noise.
     """
+    from sklearn.datasets import load_digits  # takes a second, and only this task needs it
+
     bunch = load_digits()
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(bunch.target), generator=generator)
@@ -44,6 +45,8 @@ def digits() -> Task:
 
 def _patches(photograph: str, count: int, generator: torch.Generator) -> Tensor:
     """Grey 8x8 patches, a quarter each from the photograph at full, half, quarter and eighth size."""
+    from sklearn.datasets import load_sample_image
+
     picture = Image.fromarray(load_sample_image(photograph)).convert("L")
     patches = []
     for reduction in (1, 2, 4, 8):

@@ -9,6 +9,7 @@ from demur.tasks.base import OutlierSource, as_input
 
 FAR_AWAY = 5000.0
 CHUNK = 4096
+MAX_SIGMA = 2.5
 
 
 def uniform(count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -25,7 +26,7 @@ def smooth(x: Tensor, generator: torch.Generator) -> Tensor:
     """Smooth noise with the pictures' own grey values: (N, C, H, W) uint8 to the same.
 
     Pixels are permuted (one permutation for all channels), blurred by a Gaussian of sigma in U[1, 2.5], and brought
-    back to full contrast by sigmoid(g (x - 0.5)), g in U[5, 30]; permutation, sigma and g are drawn anew for every picture.
+    back to full contrast by sigmoid(g (x - 0.5)), g in U[5, 30]; all three are drawn anew for every picture.
     """
     return torch.cat([_smooth_chunk(chunk, generator) for chunk in x.split(CHUNK)])
 
@@ -38,25 +39,21 @@ def _smooth_chunk(x: Tensor, generator: torch.Generator) -> Tensor:
 
     order = draw(count, 1, height * width).argsort(-1).expand(-1, x.shape[1], -1)
     pixels = as_input(x).flatten(2).gather(2, order).unflatten(2, (height, width))
-    sigma = 1 + 1.5 * draw(count)
+    sigma = 1 + (MAX_SIGMA - 1) * draw(count)
     blurred = blur_matrix(height, sigma)[:, None] @ pixels @ blur_matrix(width, sigma)[:, None].mT
     gain = 5 + 25 * draw(count)[:, None, None, None]
     return (gain * (blurred - 0.5)).sigmoid_().mul_(255).round_().to(torch.uint8)
 
 
 def blur_matrix(size: int, sigma: Tensor) -> Tensor:
-    """Gaussian blur of a line of `size` pixels, cut off at 4 sigma and mirrored at the ends: (N,) to (N, size, size)."""
-    reach = (4 * sigma + 0.5).floor()[:, None, None]
+    """Gaussian blur along `size` pixels, cut off at 4 sigma and mirrored at the ends: (N,) to (N, size, size)."""
+    reach = int(4 * MAX_SIGMA + 0.5)
+    away = torch.arange(-reach, reach + 1, device=sigma.device)
+    kernel = (-0.5 * (away / sigma[:, None]) ** 2).exp() * (away.abs() <= (4 * sigma[:, None] + 0.5).floor())
     pixel = torch.arange(size, device=sigma.device)
-    matrix = sigma.new_zeros(len(sigma), size, size)
-    # every place whose mirror image is a given pixel
-    copies = 1 + int(reach.max()) // size
-    for shift in range(-copies * 2 * size, (copies + 1) * 2 * size, 2 * size):
-        for place in (pixel + shift, shift - 1 - pixel):
-            distance = (pixel[:, None] - place[None, :]).float()
-            kernel = (-0.5 * (distance / sigma[:, None, None]) ** 2).exp()
-            matrix += kernel * (distance.abs() <= reach)
-    return matrix / matrix.sum(2, keepdim=True)
+    place = (pixel[:, None] + away) % (2 * size)
+    seen = torch.minimum(place, 2 * size - 1 - place)[:, :, None] == pixel
+    return torch.einsum("na,iaj->nij", kernel / kernel.sum(1, keepdim=True), seen.float())
 
 
 @dataclass(frozen=True)
