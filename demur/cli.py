@@ -16,6 +16,8 @@ import typer
 import demur
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from demur.tasks import Store, Task
     from demur.training import EpochReport
 
@@ -184,6 +186,8 @@ def matrix(
     data: Data = None,
 ) -> None:
     """Measure every inference method under every likelihood: thirty rows."""
+    import torch
+
     from demur.method import METHODS
     from demur.report.tables import markdown, table
     from demur.study.run import run_all
@@ -195,7 +199,9 @@ def matrix(
             timed.append((row, seconds))
             describe(f"{task} ({len(timed)} of {len(METHODS)} done)")
     if out is not None:
-        out.write_text(markdown(timed), "utf-8")
+        sizes = f"{len(loaded.train):,} training and {len(loaded.test):,} test inputs"
+        title = f"{task}, seed {seed}, {sizes}, CPU, {torch.get_num_threads()} threads: per cent"
+        out.write_text(markdown(timed, title), "utf-8")
     console.print(table([row for row, _ in timed], f"{task}, seed {seed}: per cent"))
 
 

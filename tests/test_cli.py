@@ -112,5 +112,5 @@ def test_the_matrix_measures_each_method_once(tmp_path, monkeypatch):
     first = list(run.run_all(load("digits"), rows, tmp_path))
     second = list(run.run_all(load("digits"), rows, tmp_path))
     assert len(counted) == 2
-    assert markdown(first) == markdown(second)
-    assert "| `map+nc` |" in markdown(first)
+    assert markdown(first, "digits") == markdown(second, "digits")
+    assert "| `map+nc` |" in markdown(first, "digits")

@@ -70,9 +70,10 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     return said
 
 
-def markdown(timed: Sequence[tuple[Row, float]]) -> str:
+def markdown(timed: Sequence[tuple[Row, float]], title: str) -> str:
     """Accuracy, ECE, mean FPR95 and seconds, one line a method."""
-    lines = ["| method | accuracy | ECE | mean FPR95 | far away FPR95 | seconds |", "|---|---|---|---|---|---|"]
+    lines = [f"# {title}", "", *remarks([row for row, _ in timed])]
+    lines += ["| method | accuracy | ECE | mean FPR95 | far away FPR95 | seconds |", "|---|---|---|---|---|---|"]
     for row, seconds in timed:
         figures = [*(read(row) for read, _ in COLUMNS.values()), row.ood["far_away"]["fpr95"]]
         cells = " | ".join(f"{100 * figure:.1f}" for figure in figures)

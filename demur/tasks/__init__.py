@@ -36,7 +36,7 @@ def load(
 
     `digits` and `blobs` bring their own data, the others are made from a store's. `outliers` names the ones to train
     with, `a+b` a mix in equal parts; None is the paper's choice. `limit` keeps that many training inputs, and of every
-    other set at most a sixth as many: for a quick look. `exclude_overlap` leaves out outliers of the task's own classes.
+    other set at most a sixth as many, for a quick look. `exclude_overlap` leaves out outliers of the task's classes.
     """
     choose(TASKS, name, "task")
     check_limit(limit)
@@ -75,5 +75,5 @@ def shortened(task: Task, limit: int | None) -> Task:
 
 def default_outliers(name: str, store: Store) -> str:
     """What a task made from the store is trained with where no outliers are named."""
-    choose({**IMAGES, **TEXTS}, name, "task made from data sets")
+    choose({**IMAGES, **TEXTS}, name, "task")
     return OUTLIERS[0] if name in TEXTS else photographs_of(store)
