@@ -10,6 +10,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
+from demur.checkpoint import Checkpoint
 from demur.likelihoods import Likelihood
 from demur.tasks.base import Recipe, Task, as_input
 
@@ -76,15 +77,18 @@ def train(
     optimizer: torch.optim.Optimizer | None = None,
     rate: Callable[[float], float] = cosine,
     penalty: Callable[[], Tensor] | None = None,
+    kept: dict[str, Tensor] | None = None,
 ) -> Iterator[int]:
     """Maximise log_prob - penalty(), both in nats per inlier, pausing after every epoch (1, 2, ...).
 
-    The learning rate is the recipe's times rate(share of training done). The model gives logits (..., 2 B, C).
+    The learning rate is the recipe's times rate(share of training done). The model gives logits (..., 2 B, C). `kept` is
+    what the caller gathers in the pauses: it is part of a checkpoint, and filled from it.
     """
     optimizer = optimizer or optimizer_for(model, recipe)
     generator = batch_generator(task, recipe)
+    checkpoint = Checkpoint(model, optimizer, generator, {} if kept is None else kept)
     model.train()
-    for epoch in range(recipe.epochs):
+    for epoch in range(checkpoint.restore(), recipe.epochs):
         steps = list_batches(task, recipe, likelihood.outside is not None, generator)
         total = torch.zeros((), device=task.train.x.device)
         for step, batch in enumerate(steps):
@@ -104,6 +108,7 @@ def train(
             total += loss.detach()
         tell(epoch + 1, recipe, float(total) / len(steps))
         yield epoch + 1
+        checkpoint.write(epoch + 1)
     model.eval()
 
 

@@ -10,7 +10,7 @@ import demur
 PACKAGE = Path(demur.__file__).parent
 LEVELS = (
     ("names",),
-    ("likelihoods", "networks", "tasks", "posterior", "metrics"),
+    ("checkpoint", "likelihoods", "networks", "tasks", "posterior", "metrics"),
     ("training", "predictive"),
     ("inference",),
     ("method",),

@@ -9,12 +9,12 @@ In the units of a recipe, log_prob being nats per inlier, one step is
 whose stationary density, for small lr, is the posterior to the power 1 / temperature.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from demur.inference.base import Inference, build
 from demur.likelihoods import Likelihood
@@ -25,7 +25,7 @@ from demur.training import cosine, seeded, train
 
 
 class SGHMC(torch.optim.Optimizer):
-    """`temperature` may be changed between steps; 0 leaves stochastic gradient descent with momentum 1 - friction."""
+    """A group's `temperature` may be changed between steps; 0 leaves gradient descent with momentum 1 - friction."""
 
     def __init__(
         self,
@@ -37,13 +37,13 @@ class SGHMC(torch.optim.Optimizer):
         temperature: float,
         weight_decay: float = 0.0,
     ) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
-        self.friction, self.count, self.temperature = friction, count, temperature
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "temperature": temperature})
+        self.friction, self.count = friction, count
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            noise_scale = (2 * self.friction * group["lr"] * self.temperature / self.count) ** 0.5
+            noise_scale = (2 * self.friction * group["lr"] * group["temperature"] / self.count) ** 0.5
             for p in group["params"]:
                 if p.grad is None:
                     continue
@@ -89,7 +89,7 @@ class CyclicalSGHMC:
     ) -> Mixture:
         per_cycle = max(self.samples_per_cycle, round(self.length * recipe.epochs / self.cycles))
         recipe = replace(recipe, epochs=per_cycle * self.cycles, lr=self.lr)
-        samples: list[Point] = []
+        kept: dict[str, Tensor] = {}
 
         def sampling(epoch: int) -> bool:
             return epoch % per_cycle >= per_cycle - self.samples_per_cycle
@@ -108,8 +108,15 @@ class CyclicalSGHMC:
             def rate(done: float) -> float:
                 return cosine(round(done * self.cycles, 9) % 1)  # a cycle's end must not round to just before it
 
-            for epoch in train(model, likelihood, task, recipe, optimizer=chain, rate=rate):
+            for epoch in train(model, likelihood, task, recipe, optimizer=chain, rate=rate, kept=kept):
                 if sampling(epoch - 1):
-                    samples.append(Point(deepcopy(model).eval()))
-                chain.temperature = self.temperature * sampling(epoch)
-        return Mixture(tuple(samples))
+                    kept |= {f"{epoch}/{name}": value.clone() for name, value in model.state_dict().items()}
+                chain.param_groups[0]["temperature"] = self.temperature * sampling(epoch)
+        epochs = [epoch for epoch in range(1, recipe.epochs + 1) if sampling(epoch - 1)]
+        return Mixture(tuple(_sample(model, f"{epoch}/", kept) for epoch in epochs))
+
+
+def _sample(model: nn.Module, prefix: str, kept: Mapping[str, Tensor]) -> Point:
+    sample = deepcopy(model)
+    sample.load_state_dict({k.removeprefix(prefix): v for k, v in kept.items() if k.startswith(prefix)})
+    return Point(sample.eval())

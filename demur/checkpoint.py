@@ -1,0 +1,91 @@
+"""Training that was stopped goes on where it was: weights, optimiser, randomness and whatever a method has kept so far.
+
+One safetensors file, replaced whole after an epoch, and removed by whoever asked for it once the result is safe.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+SECONDS_BETWEEN = 2.0  # an epoch that is shorter is not worth a file
+
+_path: ContextVar[Path | None] = ContextVar("checkpoint", default=None)
+
+
+@contextmanager
+def checkpointed(path: Path) -> Iterator[None]:
+    """Have the network that is trained inside the block continue from `path`, if it is there, and write itself to it."""
+    token = _path.set(path)
+    try:
+        yield
+    finally:
+        _path.reset(token)
+
+
+class Checkpoint:
+    """All that training changes. `kept` is the method's own, filled in place."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, generator: torch.Generator, kept: dict[str, Tensor]
+    ) -> None:
+        self.model, self.optimizer, self.generator, self.kept = model, optimizer, generator, kept
+        self.path = _path.get()
+        self.written = time.monotonic()
+
+    def restore(self) -> int:
+        """Go back to what was written last; the number of epochs that were done."""
+        if self.path is None or not self.path.exists():
+            return 0
+        with safe_open(self.path, "pt") as file:
+            header = json.loads(file.metadata()["demur"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
+
+        def under(prefix: str) -> dict[str, Tensor]:
+            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+        self.model.load_state_dict(under("model/"))
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, value in under("optimizer/").items():
+            index, name = key.split("/")
+            state.setdefault(int(index), {})[name] = value
+        groups = [
+            {**group, "params": own["params"]} for group, own in zip(header["groups"], self._groups(), strict=True)
+        ]
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        self.generator.set_state(tensors["random/batches"])
+        torch.set_rng_state(tensors["random/cpu"])
+        if "random/cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["random/cuda"], self.generator.device)
+        self.kept.update(under("kept/"))
+        return int(header["epoch"])
+
+    def write(self, epoch: int) -> None:
+        """Keep the state after so many epochs, unless the last was kept a moment ago."""
+        if self.path is None or time.monotonic() - self.written < SECONDS_BETWEEN:
+            return
+        tensors = {f"model/{name}": value for name, value in self.model.state_dict().items()}
+        for index, entries in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer/{index}/{name}": value for name, value in entries.items()}
+        tensors |= {"random/batches": self.generator.get_state(), "random/cpu": torch.get_rng_state()}
+        if self.generator.device.type == "cuda":
+            tensors["random/cuda"] = torch.cuda.get_rng_state(self.generator.device)
+        tensors |= {f"kept/{name}": value for name, value in self.kept.items()}
+        groups = [{name: value for name, value in group.items() if name != "params"} for group in self._groups()]
+        unfinished = self.path.with_name(f"{self.path.name}.part")
+        header = {"epoch": epoch, "groups": groups}
+        save_file({k: v.contiguous() for k, v in tensors.items()}, unfinished, metadata={"demur": json.dumps(header)})
+        os.replace(unfinished, self.path)
+        self.written = time.monotonic()
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.state_dict()["param_groups"]
