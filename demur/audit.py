@@ -116,11 +116,12 @@ class Audit:
         return lines
 
 
-def audit(task: Task, store: Store, outliers: str, *, inside: str = "levelled") -> Audit:
-    """Everything that can be found out about `task`, made from `store` with the outliers of that name.
+def audit(task: Task, store: Store, *, inside: str = "levelled") -> Audit:
+    """Everything that can be found out about `task`, made from `store`, and the outliers that it is trained with.
 
     `inside` is the tokenizer that a text task's labelled sets were made with.
     """
+    outliers = task.trained_with
     if task.train.x.dtype == torch.uint8:
         parts = [part for part in outliers.split("+") if store.has(part, "train")]
         return Audit(

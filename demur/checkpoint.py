@@ -24,7 +24,7 @@ _path: ContextVar[Path | None] = ContextVar("checkpoint", default=None)
 
 @contextmanager
 def checkpointed(path: Path) -> Iterator[None]:
-    """Have the network that is trained inside the block continue from `path`, if it is there, and write itself to it."""
+    """Have the network that is trained inside the block continue from `path`, if that exists, and write itself there."""
     token = _path.set(path)
     try:
         yield

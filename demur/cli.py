@@ -178,42 +178,88 @@ at accuracies of {100 * plain.metrics["accuracy"]:.1f} and {100 * best.metrics["
 
 
 @app.command()
-def matrix(
-    task: TaskName = "digits",
-    runs: Annotated[Path, typer.Option(help="Folder of results; what is there is not measured again.")] = Path("runs"),
-    out: Annotated[Path | None, typer.Option(help="Write the table there, as Markdown.")] = None,
-    seed: Seed = 0,
+def study(
+    name: Annotated[str, typer.Argument(help="digits, matrix, table1, table2, text, noise, aux, figure1.")],
+    task: Annotated[list[str] | None, typer.Option(help="Only this task; may be repeated.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="Only this method; may be repeated.")] = None,
+    convention: Annotated[str | None, typer.Option(help="corrected or published only.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many training seeds, from 0.")] = 1,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Train on so many inputs; test on a sixth as many.")] = None,
+    runs: Annotated[Path, typer.Option(help="Folder of results; what is there is not made again.")] = Path("runs"),
+    jobs: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = 1,
+    dry_run: Annotated[bool, typer.Option(help="Say what would be done.")] = False,
+    keep_posteriors: Annotated[bool, typer.Option(help="Keep the weights of every cell.")] = True,
+    markdown: Annotated[Path | None, typer.Option(help="Write the table there, as Markdown.")] = None,
     data: Data = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...; auto takes a GPU where there is one.")] = "auto",
 ) -> None:
-    """Measure every inference method under every likelihood: thirty rows."""
-    import torch
+    """Run a whole table of the paper; stopped, it goes on where it was."""
+    from demur.report import tables
+    from demur.study.engine import Place, networks_of, run_cells, seconds_left
+    from demur.study.grid import Cell, select
+    from demur.study.results import read_results
+    from demur.study.run import row_of
 
-    from demur.method import METHODS
-    from demur.report.tables import markdown, table
-    from demur.study.run import run_all
+    cells = select(name, tasks=task, methods=method, convention=convention, seeds=seeds, epochs=epochs, limit=limit)
+    place = Place(runs, _store(data), _device(device), keep_posteriors)
+    done = len(read_results(runs, cells))
+    print(
+        f"{len(cells)} cells, {done} done, {len(networks_of(cells))} networks to train in all; {seconds_left(cells, runs)}"
+    )
+    if dry_run:
+        for cell in cells:
+            print(" ", cell.task, cell.method, cell.convention, f"seed {cell.seed}")
+        return
+    console = _console()
+    with _progress(console, name) as describe:
 
-    console, timed = _console(), []
-    loaded = _load(task, data)
-    with _progress(console, task) as describe:
-        for row, seconds in run_all(loaded, METHODS, runs, seed=seed):
-            timed.append((row, seconds))
-            describe(f"{task} ({len(timed)} of {len(METHODS)} done)")
-    if out is not None:
-        sizes = f"{len(loaded.train):,} training and {len(loaded.test):,} test inputs"
-        title = f"{task}, seed {seed}, {sizes}, CPU, {torch.get_num_threads()} threads: per cent"
-        out.write_text(markdown(timed, title), "utf-8")
-    console.print(table([row for row, _ in timed], f"{task}, seed {seed}: per cent"))
+        def after(number: int, total: int, cell: Cell) -> None:
+            describe(f"{name}: {number} of {total} cells")
+
+        failures = run_cells(cells, place, after, jobs)
+    results = read_results(runs, cells)
+    rows = [row_of(result) for result in results]
+    for group in tables.grouped(rows):
+        console.print(tables.table(group, f"{group[0].task}, {group[0].convention}: per cent"))
+    if markdown is not None:
+        markdown.write_text(tables.markdown(rows, [r.record for r in results]), "utf-8")
+    for failure in failures:
+        print(f"demur: {failure.cell.task} {failure.cell.method} failed: {failure.reason}", file=sys.stderr)
+    if failures:
+        raise typer.Exit(1)
+
+
+@app.command()
+def pack(
+    out: Annotated[Path, typer.Argument(help="Folder for the packed files.")],
+    runs: Annotated[Path, typer.Option(help="Folder of results.")] = Path("runs"),
+) -> None:
+    """Put the predictions of a study into a few files of at most 15 MiB, to move it to another machine."""
+    from demur.study.results import pack as pack_predictions
+
+    for path in pack_predictions(runs, out):
+        print(path)
+
+
+@app.command()
+def unpack(
+    files: Annotated[list[Path], typer.Argument(help="All files of a pack.")],
+    runs: Annotated[Path, typer.Option(help="Folder of results.")] = Path("runs"),
+) -> None:
+    """Put packed predictions back into a folder of results; what is there stays."""
+    from demur.study.results import unpack as unpack_predictions
+
+    for folder in unpack_predictions(files, runs):
+        print(folder)
 
 
 @app.command()
 def audit(task: TaskName, outliers: OutliersName = None, data: Data = None) -> None:
     """Look for what makes a task easier than it seems: duplicates, shared classes, giveaways of typography."""
     from demur.audit import audit as audit_task
-    from demur.tasks import default_outliers
 
-    store = _store(data)
-    named = outliers or default_outliers(task, store)
-    for line in audit_task(_load(task, data, named), store, named).lines():
+    for line in audit_task(_load(task, data, outliers), _store(data)).lines():
         print(line)
 
 

@@ -81,8 +81,8 @@ def train(
 ) -> Iterator[int]:
     """Maximise log_prob - penalty(), both in nats per inlier, pausing after every epoch (1, 2, ...).
 
-    The learning rate is the recipe's times rate(share of training done). The model gives logits (..., 2 B, C). `kept` is
-    what the caller gathers in the pauses: it is part of a checkpoint, and filled from it.
+    The learning rate is the recipe's times rate(share of training done). The model gives logits (..., 2 B, C). `kept`
+    is what the caller gathers in the pauses: it is part of a checkpoint, and filled from it.
     """
     optimizer = optimizer or optimizer_for(model, recipe)
     generator = batch_generator(task, recipe)

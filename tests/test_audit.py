@@ -151,7 +151,7 @@ def store(tmp_path: Path) -> Store:
 
 def test_levelling_closes_what_two_tokenizers_leave_open(store: Store) -> None:
     def upper_case(inside: str, outside: str) -> dict[tuple[str, str], float]:
-        found = audit(sst(store, inside=inside, outside=outside), store, "wikitext2", inside=inside)
+        found = audit(sst(store, inside=inside, outside=outside), store, inside=inside)
         return {(row.stage, row.set): row.auroc for row in found.leaks if row.feature == "upper case"}
 
     levelled = upper_case("levelled", "levelled")
@@ -164,11 +164,11 @@ def test_text_audit_counts_equal_sentences_and_speaks(store: Store) -> None:
     task = sst(store)
     shown = torch.cat([task.outliers.epoch(torch.Generator()), task.ood_test["snli"][1:]])
     task = Task("sst", task.classes, task.train, task.validation, task.test, Fixed(shown), task.ood_test)
-    found = audit(task, store, "wikitext2")
+    found = audit(task, store)
     assert {row.set: row.near for row in found.duplicates}["snli"] == (1,)
     text = "\n".join(found.lines())
     assert "snli: anything that sees the raw text can reach AUROC 100.0 by upper case alone" in text
     assert "1 of 2 inputs of snli (1 exactly)" in text
     assert set(inputs(task)) == {"train", "test", "outliers", "snli"}
     with pytest.raises(ValueError, match="without limit"):
-        audit(sst(store, limit=3), store, "wikitext2")
+        audit(sst(store, limit=3), store)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import demur
-from demur.method import METHODS
 from demur.metrics import METRICS
 
 
@@ -84,7 +83,7 @@ def test_bad_input_is_one_sentence_and_exit_code_two(arguments, says):
 
 def test_version_and_help():
     assert demur_command("--version").stdout == f"demur {demur.__version__}\n"
-    assert "matrix" in demur_command("--help").stdout
+    assert "study" in demur_command("--help").stdout
 
 
 def test_toy_draws_a_picture(tmp_path, monkeypatch):
@@ -98,19 +97,3 @@ def test_toy_draws_a_picture(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "setting", lambda task, inference: quick)
     figures.draw_toy(tmp_path / "toy.png")
     assert (tmp_path / "toy.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_the_matrix_measures_each_method_once(tmp_path, monkeypatch):
-    from demur.report.tables import markdown
-    from demur.study import run
-    from demur.tasks import load
-
-    counted = []
-    original = run.run
-    monkeypatch.setattr(run, "run", lambda *a, **k: counted.append(1) or original(*a, epochs=1, **k))
-    rows = METHODS[:2]
-    first = list(run.run_all(load("digits"), rows, tmp_path))
-    second = list(run.run_all(load("digits"), rows, tmp_path))
-    assert len(counted) == 2
-    assert markdown(first, "digits") == markdown(second, "digits")
-    assert "| `map+nc` |" in markdown(first, "digits")

@@ -12,7 +12,7 @@ from torch import nn
 from torch.func import functional_call, jacrev
 
 from demur.inference import Laplace
-from demur.inference.fisher import RULES, diagonal_fisher, make_plan
+from demur.inference.fisher import RULES, batch_mean_fisher, diagonal_fisher, make_plan
 from demur.likelihoods import LIKELIHOODS, none_class, outlier_exposure, plain
 from demur.networks import gru, lenet, mlp, wide_resnet
 from demur.tasks.base import Fixed, as_input
@@ -261,3 +261,14 @@ def test_memory_stays_under_the_budget():
 def test_training_mode_is_refused():
     with pytest.raises(ValueError, match="eval"):
         diagonal_fisher(mlp(3, inputs=4), plain(3).inside.fisher_root, torch.zeros(1, 4))
+
+
+def test_the_papers_estimate_is_smaller_by_the_square_of_the_batch():
+    model, _ = built("mlp", 4)
+    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    root = none_class(3).inside.fisher_root
+    exact = diagonal_fisher(model, root, x)
+    draws = [batch_mean_fisher(model, root, x, random_signs(40, 4, seed), batch_size=8) for seed in range(1500)]
+    for name, value in exact.items():
+        mean = torch.stack([draw[name] for draw in draws]).mean(0)
+        torch.testing.assert_close(64 * mean, value, rtol=0.2, atol=0.05 * float(value.max()))

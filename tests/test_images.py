@@ -14,7 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 from demur.study.grid import SETTINGS, setting
-from demur.tasks import IMAGES, TASKS, default_outliers, load
+from demur.tasks import IMAGES, TASKS, load
+from demur.tasks.images import photographs_of
 from demur.tasks.augment import Jitter
 from demur.tasks.base import Fixed, as_input
 from demur.tasks.catalogue import CATALOGUE
@@ -130,7 +131,7 @@ def test_at_most_10000_inputs_always_the_same() -> None:
 
 @pytest.mark.parametrize(
     ("validation", "sizes"),
-    [("train", {"train": 63, "validation": 7, "test": 40}), ("test", {"train": 70, "validation": 4, "test": 36})],
+    [("train", {"train": 63, "validation": 7, "test": 40}), ("test", {"train": 63, "validation": 4, "test": 36})],
 )
 def test_every_picture_is_in_one_split_with_its_label(whole: Store, validation: str, sizes: dict[str, int]) -> None:
     for name in IMAGES:
@@ -184,10 +185,9 @@ def test_outliers_by_name(whole: Store) -> None:
 
 
 def test_the_papers_outliers_are_taken_where_they_are(store: Store) -> None:
-    assert default_outliers("cifar10", store) == "tiny_imagenet32"
+    assert photographs_of(store) == "tiny_imagenet32"
     write(store, "imagenet32", "train", 8, 1)
-    assert default_outliers("cifar10", store) == "imagenet32"
-    assert default_outliers("trec", store) == "wikitext2"
+    assert photographs_of(store) == "imagenet32"
     task = image_task("cifar10", store)
     assert len(task.outliers.epoch(generator())) == 8
     assert task.notes == {}
@@ -293,8 +293,6 @@ def test_every_task_has_a_setting_whose_network_takes_its_inputs(whole: Store) -
 def test_load_says_what_is_wrong(whole: Store) -> None:
     assert len(load("digits").train) == 1000
     assert len(load("digits", limit=100).train) == 100
-    with pytest.raises(ValueError, match="unknown task made from data sets 'digits'; known: mnist"):
-        default_outliers("digits", whole)
     for name, options, message in (
         ("digits", {"limit": -1}, "limit -1 leaves nothing"),
         ("blobs", {"outliers": "smooth"}, "'blobs' brings its own outliers, not 'smooth'; leave"),

@@ -248,6 +248,31 @@ def diagonal_fisher(
     return total
 
 
+def batch_mean_fisher(
+    network: nn.Module,
+    root: Root,
+    x: Tensor,
+    signs: Tensor,
+    *,
+    batch_size: int = 128,
+    only: Collection[str] | None = None,
+) -> dict[str, Tensor]:
+    """What the paper's code takes for the diagonal: squares of the gradients' mean over a batch, summed over batches.
+
+    It is smaller than the Fisher by the square of the batch size, in expectation.
+    """
+    named = {name: p for name, p in network.named_parameters() if only is None or name in only}
+    total = {name: torch.zeros_like(p).detach() for name, p in named.items()}
+    with _differentiable(network):
+        for rows in torch.arange(len(x), device=x.device).split(batch_size):
+            logits = network(as_input(x[rows]))
+            s = root(logits.detach())
+            v = (s @ signs[rows].to(s).unsqueeze(-1)).squeeze(-1) / len(rows)
+            for name, gradient in zip(named, torch.autograd.grad(logits, list(named.values()), v), strict=True):
+                total[name] += gradient**2
+    return total
+
+
 def _by_rules(
     network: nn.Module, layers: Collection[str], root: Root, x: Tensor, signs: Tensor | None, total: dict[str, Tensor]
 ) -> list[Tensor]:

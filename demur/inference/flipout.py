@@ -86,6 +86,7 @@ class Flipout:
     prior_precision: float = 1.0
     log_variance: float = -6.0  # at the start
     num_draws: int = 10
+    mean_kl: bool = False  # average the KL within a layer instead of summing it, as the paper's code does
 
     def parts(self, recipe: Recipe) -> list[tuple[Inference, Recipe]]:
         return []
@@ -97,10 +98,12 @@ class Flipout:
         with seeded(recipe.seed, task.train.x.device):
             model = build(network, likelihood, task)
             layers = convert(model, self.log_variance)
+            weights = {name: sum(p.numel() for p in layer.mean.parameters()) for name, layer in layers.items()}
+            sizes = weights if self.mean_kl else dict.fromkeys(layers, 1)
 
             def penalty() -> Tensor:
-                kl = torch.stack([layer.kl(self.prior_precision) for layer in layers.values()]).sum()
-                return self.tau * kl / len(task.train)
+                kls = [layer.kl(self.prior_precision) / sizes[name] for name, layer in layers.items()]
+                return self.tau * torch.stack(kls).sum() / len(task.train)
 
             deque(train(model, likelihood, task, recipe, penalty=penalty), maxlen=0)
         restore(model)

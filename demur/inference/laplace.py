@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.inference.base import Inference, fit_parts
-from demur.inference.fisher import Root, diagonal_fisher
+from demur.inference.fisher import Root, batch_mean_fisher, diagonal_fisher
 from demur.inference.map import MAP
 from demur.inference.variational import with_head
 from demur.likelihoods import Likelihood
@@ -31,7 +31,7 @@ class Laplace:
     """
 
     over: Literal["all", "head"] = "all"
-    estimator: Literal["sampled", "exact"] = "sampled"
+    estimator: Literal["sampled", "exact", "batch_mean"] = "sampled"
     prior_precision: float | None = None
     grid: Sequence[float] = field(default=DECADES, repr=False)
     slack: float = 0.01
@@ -42,7 +42,7 @@ class Laplace:
     def __post_init__(self) -> None:
         if self.over not in ("all", "head"):
             raise ValueError(f"over {self.over!r} is not known; choose 'all' layers or the 'head'")
-        if self.estimator not in ("sampled", "exact"):
+        if self.estimator not in ("sampled", "exact", "batch_mean"):
             raise ValueError(f"estimator {self.estimator!r} is not known; choose 'sampled' or 'exact'")
         if self.prior_precision is not None and not self.prior_precision > 0:
             raise ValueError(f"prior_precision {self.prior_precision} is not positive; None has it tuned")
@@ -67,10 +67,12 @@ class Laplace:
         generator = torch.Generator(task.train.x.device).manual_seed(seed)
 
         def total(x: Tensor, root: Root) -> dict[str, Tensor]:
-            signs = None
-            if self.estimator == "sampled":
-                shape = (len(x), likelihood.num_outputs)
-                signs = torch.randint(2, shape, generator=generator, device=x.device, dtype=torch.int8) * 2 - 1
+            if self.estimator == "exact":
+                return diagonal_fisher(model, root, x, budget=self.budget, only=only)
+            shape = (len(x), likelihood.num_outputs)
+            signs = torch.randint(2, shape, generator=generator, device=x.device, dtype=torch.int8) * 2 - 1
+            if self.estimator == "batch_mean":
+                return batch_mean_fisher(model, root, x, signs, only=only)
             return diagonal_fisher(model, root, x, signs=signs, budget=self.budget, only=only)
 
         inside = total(task.train.x, lambda logits: likelihood.inside.fisher_root(logits))

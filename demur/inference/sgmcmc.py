@@ -12,6 +12,7 @@ whose stationary density, for small lr, is the posterior to the power 1 / temper
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +66,7 @@ class CyclicalSGHMC:
 
     lr: float = 0.1
     friction: float = 0.9
-    temperature: float = 1.0
+    temperature: float | Literal["1/N"] = 1.0
     cycles: int = 4
     samples_per_cycle: int = 3
     length: float = 2.0
@@ -78,7 +79,7 @@ class CyclicalSGHMC:
                 )
         if self.friction > 1:
             raise ValueError(f"friction {self.friction} of CSGHMC exceeds 1: the momentum would be negative; try 0.9")
-        if not self.temperature >= 0:
+        if self.temperature != "1/N" and not self.temperature >= 0:
             raise ValueError(f"temperature {self.temperature} of CSGHMC is negative; 1 samples the posterior itself")
 
     def parts(self, recipe: Recipe) -> list[tuple[Inference, Recipe]]:
@@ -91,6 +92,8 @@ class CyclicalSGHMC:
         recipe = replace(recipe, epochs=per_cycle * self.cycles, lr=self.lr)
         kept: dict[str, Tensor] = {}
 
+        temperature = 1 / len(task.train) if self.temperature == "1/N" else self.temperature
+
         def sampling(epoch: int) -> bool:
             return epoch % per_cycle >= per_cycle - self.samples_per_cycle
 
@@ -101,7 +104,7 @@ class CyclicalSGHMC:
                 recipe.lr,
                 friction=self.friction,
                 count=len(task.train),
-                temperature=self.temperature * sampling(0),
+                temperature=temperature * sampling(0),
                 weight_decay=recipe.weight_decay,
             )
 
@@ -111,7 +114,7 @@ class CyclicalSGHMC:
             for epoch in train(model, likelihood, task, recipe, optimizer=chain, rate=rate, kept=kept):
                 if sampling(epoch - 1):
                     kept |= {f"{epoch}/{name}": value.clone() for name, value in model.state_dict().items()}
-                chain.param_groups[0]["temperature"] = self.temperature * sampling(epoch)
+                chain.param_groups[0]["temperature"] = temperature * sampling(epoch)
         epochs = [epoch for epoch in range(1, recipe.epochs + 1) if sampling(epoch - 1)]
         return Mixture(tuple(_sample(model, f"{epoch}/", kept) for epoch in epochs))
 

@@ -63,6 +63,7 @@ class VariationalBayes:
 
     tau: float = 0.1
     prior_decay: float = 5e-4  # prior precision / N, the unit of a recipe's weight decay
+    kl_count: int | None = None  # what the KL is divided by; None: N
     log_variance: float = -6.0  # at the start
     training_draws: int = 5
     num_draws: int = 200
@@ -79,7 +80,7 @@ class VariationalBayes:
             undecayed = [name for name, _ in model.named_parameters() if name.startswith("head.")]
 
             def penalty() -> Tensor:
-                return self.tau * head.kl(self.prior_decay * len(task.train)) / len(task.train)
+                return self.tau * head.kl(self.prior_decay * len(task.train)) / (self.kl_count or len(task.train))
 
             optimizer = optimizer_for(model, recipe, undecayed)
             deque(train(model, likelihood, task, recipe, optimizer=optimizer, penalty=penalty), maxlen=0)

@@ -1,6 +1,7 @@
 """Tables for people: per cent, best of each column in bold."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Group
@@ -70,12 +71,25 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     return said
 
 
-def markdown(timed: Sequence[tuple[Row, float]], title: str) -> str:
-    """Accuracy, ECE, mean FPR95 and seconds, one line a method."""
-    lines = [f"# {title}", "", *remarks([row for row, _ in timed])]
-    lines += ["| method | accuracy | ECE | mean FPR95 | far away FPR95 | seconds |", "|---|---|---|---|---|---|"]
-    for row, seconds in timed:
-        figures = [*(read(row) for read, _ in COLUMNS.values()), row.ood["far_away"]["fpr95"]]
-        cells = " | ".join(f"{100 * figure:.1f}" for figure in figures)
-        lines.append(f"| `{row.method}` | {cells} | {seconds:.1f} |")
-    return "\n".join(lines) + "\n"
+def grouped(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows of one task and convention together."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.task, row.convention), []).append(row)
+    return list(groups.values())
+
+
+def markdown(rows: Sequence[Row], records: Sequence[Mapping[str, Any]]) -> str:
+    """Accuracy, ECE, mean FPR95 and seconds, one line a method; a table a task and convention."""
+    seconds = {id(row): record["seconds"]["fit"] for row, record in zip(rows, records, strict=True)}
+    lines = []
+    for group in grouped(rows):
+        record = records[rows.index(group[0])]
+        where = f"{record['device']}, {record['threads']} threads"
+        lines += [f"## {group[0].task}, {group[0].convention}: per cent; {where}", "", *remarks(group)]
+        lines += ["| method | seed | accuracy | ECE | mean FPR95 | seconds to fit |", "|---|---|---|---|---|---|"]
+        for row in group:
+            cells = " | ".join(f"{100 * read(row):.1f}" for read, _ in COLUMNS.values())
+            lines.append(f"| `{row.method}` | {row.seed} | {cells} | {seconds[id(row)]:.1f} |")
+        lines.append("")
+    return "\n".join(lines)

@@ -1,36 +1,20 @@
-"""From a task and a method to figures."""
+"""From a task and a method, or from a study's result, to figures."""
 
-import json
-import os
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from demur.likelihoods import Likelihood
+from torch import Tensor
+
 from demur.method import parse_method
 from demur.metrics import METRICS, Prediction, ood_metrics
-from demur.posterior import Posterior, load, save
+from demur.posterior import load, save
 from demur.predictive import predict
 from demur.study.grid import setting
+from demur.study.results import Result
 from demur.tasks.base import Task
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What a posterior predicts on a task's test data and OOD sets; all figures follow from it."""
-
-    test: Prediction
-    ood: Mapping[str, Prediction]
-
-
-def evaluate(posterior: Posterior, likelihood: Likelihood, task: Task) -> Evaluation:
-    return Evaluation(
-        predict(posterior, likelihood, task.test.x),
-        {name: predict(posterior, likelihood, x) for name, x in task.ood_test.items()},
-    )
 
 
 @dataclass(frozen=True)
@@ -45,6 +29,7 @@ class Row:
     metrics: Mapping[str, float]
     ood: Mapping[str, Mapping[str, float]]
     majority: float  # accuracy of always answering the most frequent class
+    trained_with: str | None  # the outliers
     missing: tuple[str, ...]  # OOD sets that were to be had nowhere
     notes: Mapping[str, str]  # what stands in for what
 
@@ -64,6 +49,30 @@ class Row:
     def collapsed(self) -> bool:
         """Whether the classifier tells no classes apart, whatever its FPR95."""
         return self.metrics["accuracy"] < self.majority + 0.01
+
+
+def figures(test: Prediction, y: Tensor, ood: Mapping[str, Prediction]) -> dict[str, Any]:
+    """The part of a Row that is computed from predictions."""
+    return {
+        "metrics": {name: metric(test, y) for name, metric in METRICS.items()},
+        "ood": {name: ood_metrics(test, prediction) for name, prediction in ood.items()},
+        "majority": float(y.bincount().max() / len(y)),
+    }
+
+
+def row_of(result: Result) -> Row:
+    cell, record = result.cell, result.record
+    return Row(
+        cell.task,
+        cell.method,
+        cell.seed,
+        record["fit"]["recipe"]["epochs"],
+        cell.convention,
+        trained_with=record["trained_with"],
+        missing=tuple(record["missing"]),
+        notes=record["notes"],
+        **figures(result.test, result.y, result.ood),
+    )
 
 
 def run(
@@ -87,33 +96,16 @@ def run(
         posterior = load(load_from, partial(given.network, likelihood.num_outputs), task.train.x.device)
     if save_to is not None:
         save(posterior, save_to)
-    evaluation = evaluate(posterior, likelihood, task)
+    test = predict(posterior, likelihood, task.test.x)
+    ood = {name: predict(posterior, likelihood, x) for name, x in task.ood_test.items()}
     return Row(
         task.name,
         method,
         seed,
         recipe.epochs,
         "corrected",
-        {name: metric(evaluation.test, task.test.y) for name, metric in METRICS.items()},
-        {name: ood_metrics(evaluation.test, prediction) for name, prediction in evaluation.ood.items()},
-        float(task.test.y.bincount().max() / len(task.test)),
-        task.missing,
-        task.notes,
+        trained_with=None if likelihood.outside is None else task.trained_with,
+        missing=task.missing,
+        notes=task.notes,
+        **figures(test, task.test.y.cpu(), ood),
     )
-
-
-def run_all(task: Task, methods: Sequence[str], folder: Path, *, seed: int = 0) -> Iterator[tuple[Row, float]]:
-    """Every method's row and seconds, read from the folder where it was measured before."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for method in methods:
-        file = folder / f"{task.name}-{method}-{seed}.json"
-        if not file.exists():
-            started = time.perf_counter()
-            row = run(task, method, seed=seed)
-            record = row.as_json() | {"duration": time.perf_counter() - started}
-            unfinished = file.with_suffix(".part")
-            unfinished.write_text(json.dumps(record, indent=2) + "\n", "utf-8")
-            os.replace(unfinished, file)
-        record = json.loads(file.read_text("utf-8"))
-        seconds = record.pop("duration")
-        yield Row(**record), seconds

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -31,17 +32,23 @@ def load(
     outliers: str | None = None,
     limit: int | None = None,
     exclude_overlap: bool = False,
+    validation: Literal["train", "test"] = "train",
+    inside: str = "levelled",
+    outside: str = "levelled",
 ) -> Task:
     """The task of that name, on the CPU.
 
     `digits` and `blobs` bring their own data, the others are made from a store's. `outliers` names the ones to train
     with, `a+b` a mix in equal parts; None is the paper's choice. `limit` keeps that many training inputs, and of every
-    other set at most a sixth as many, for a quick look. `exclude_overlap` leaves out outliers of the task's classes.
+    other set at most a sixth as many, for a quick look. `exclude_overlap` leaves out outliers of the task's classes,
+    `validation` says which split of pictures is tuned on, `inside` and `outside` how words are read.
     """
     choose(TASKS, name, "task")
     check_limit(limit)
-    if exclude_overlap and name not in IMAGES:
-        raise ValueError(f"task {name!r} is shown no outliers that have classes; leave exclude_overlap out")
+    if name not in IMAGES and (exclude_overlap or validation != "train"):
+        raise ValueError(f"task {name!r} is not made of pictures; leave exclude_overlap and validation out")
+    if name not in TEXTS and (inside, outside) != ("levelled", "levelled"):
+        raise ValueError(f"task {name!r} is not made of texts; leave inside and outside out")
     if name in EMBEDDED:
         if outliers is not None:
             raise ValueError(f"task {name!r} brings its own outliers, not {outliers!r}; leave outliers out")
@@ -50,9 +57,9 @@ def load(
     if store is None:
         raise ValueError(f"task {name!r} is made from data sets; give the folder that holds them: store=Store(folder)")
     if name in TEXTS:
-        task = TEXTS[name](store, outliers=outliers or default_outliers(name, store), limit=limit)
-    else:
-        task = IMAGES[name](store, outliers=outliers, limit=limit, exclude_overlap=exclude_overlap)
+        named = outliers or OUTLIERS[0]
+        return shortened(TEXTS[name](store, outliers=named, inside=inside, outside=outside, limit=limit), limit)
+    task = IMAGES[name](store, outliers=outliers, limit=limit, exclude_overlap=exclude_overlap, validation=validation)
     return shortened(task, limit)
 
 
@@ -71,9 +78,3 @@ def shortened(task: Task, limit: int | None) -> Task:
 
     ood_test = {name: x[rows(x)] for name, x in task.ood_test.items()}
     return replace(task, validation=some(task.validation), test=some(task.test), ood_test=ood_test)
-
-
-def default_outliers(name: str, store: Store) -> str:
-    """What a task made from the store is trained with where no outliers are named."""
-    choose({**IMAGES, **TEXTS}, name, "task")
-    return OUTLIERS[0] if name in TEXTS else photographs_of(store)

@@ -66,8 +66,8 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 class Task:
     """A classification problem: data to fit, to tune and to test with, and inputs that belong to no class.
 
-    `augment` acts on the batches of training, in- and outliers alike. `missing` names the OOD test sets that were to be
-    had nowhere, so that tables can say so.
+    `trained_with` names the outliers. `augment` acts on the batches of training, in- and outliers alike. `missing` names
+    the OOD test sets that were to be had nowhere, and `notes` says what stands in for what, so that tables can.
     """
 
     name: str
@@ -77,6 +77,7 @@ class Task:
     test: Split
     outliers: OutlierSource
     ood_test: Mapping[str, Tensor]
+    trained_with: str = "outliers"
     augment: Augment | None = None
     missing: tuple[str, ...] = ()
     notes: Mapping[str, str] = field(default_factory=dict)

@@ -40,6 +40,7 @@ def digits() -> Task:
             "smooth": smooth(test.x, generator),
             "far_away": far_away(noise),
         },
+        trained_with="patches of a photograph",
     )
 
 
@@ -92,4 +93,5 @@ def blobs() -> Task:
         draw(1000),
         outliers=Fixed(box(1000, 6.0)),
         ood_test={"outskirts": outskirts, "far_away": box(1000, 6.0) * 1000},
+        trained_with="Unif[-6, 6]^2",
     )

@@ -101,6 +101,7 @@ def image_task(
         test,
         outliers=sources[0] if len(sources) == 1 else Mixed(sources),
         ood_test=ood_test | noise(drawn(test.x)),
+        trained_with=outliers,
         augment=companions.augment,
         missing=tuple(ood for ood, origin in found.items() if origin is None),
         notes={other: f"stands in for {wanted}" for wanted, other in STAND_INS.items() if other in used},
@@ -127,15 +128,18 @@ def labelled(store: Store, name: str, split: str) -> Split:
 
 
 def divided(train: Split, test: Split, validation: str, limit: int | None) -> tuple[Split, Split, Split]:
-    """Pictures to train with, shuffled; to validate with; and to test with, in the order of the file."""
+    """Pictures to train with, shuffled; to validate with; and to test with, in the order of the file.
+
+    The same pictures are left out of training whichever split is validated with, so that networks can be shared.
+    """
     sets, orders = {"train": train, "test": test}, {"train": shuffled(len(train)), "test": shuffled(len(test))}
-    order = choose(orders, validation, "split to validate with")
-    count = min(VALIDATION_COUNT, len(order) // 10)
-    held_out, orders[validation] = order[:count], order[count:]
+    choose(sets, validation, "split to validate with")
+    held_out = {name: order[: min(VALIDATION_COUNT, len(order) // 10)] for name, order in orders.items()}
+    tested = orders["test"] if validation == "train" else orders["test"][len(held_out["test"]) :]
     return (
-        picked(train, orders["train"][:limit]),
-        picked(sets[validation], held_out),
-        picked(test, orders["test"].sort().values),
+        picked(train, orders["train"][len(held_out["train"]) :][:limit]),
+        picked(sets[validation], held_out[validation]),
+        picked(test, tested.sort().values),
     )
 
 

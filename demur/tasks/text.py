@@ -149,6 +149,7 @@ def text_task(
         split(test_texts, test_y),
         outliers=sources[0] if len(sources) == 1 else Mixed(sources),
         ood_test={ood: vocabulary.encode(map(tokens_out, texts)) for ood, texts in ood_texts(store).items()},
+        trained_with=outliers,
         missing=tuple(ood for ood in OOD if not store.has(ood, "test")),
     )
 

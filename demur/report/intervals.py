@@ -1,0 +1,139 @@
+"""Bootstrap intervals over test points, from predictions alone.
+
+A resample is a vector of counts, how often each point was drawn. The counts of a set depend on its name and size only:
+methods, training seeds and metrics are compared on the same resamples, and a mean's interval follows from its parts'.
+"""
+
+import zlib
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from demur.metrics import BINS, Prediction
+
+Array = NDArray[np.float64]
+Counts = NDArray[np.uint8]  # (points, resamples): rows are gathered, so they lie together
+
+RESAMPLES = 1000
+LEVEL = 0.95
+
+
+@lru_cache(maxsize=16)
+def counts(name: str, size: int, resamples: int = RESAMPLES, seed: int = 0) -> Counts:
+    """How often each of the set's points is in each resample."""
+    generator = np.random.default_rng([seed, size, zlib.crc32(name.encode())])
+    drawn = np.empty((size, resamples), np.uint8)
+    for resample in range(resamples):
+        drawn[:, resample] = np.bincount(generator.integers(size, size=size), minlength=size)
+    return drawn
+
+
+def interval(resampled: Array) -> tuple[float, float]:
+    """The percentile interval; nan where no resample has a value."""
+    if np.isnan(resampled).all():
+        return float("nan"), float("nan")
+    low, high = np.nanquantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+# metrics of one set -------------------------------------------------------------------------------------------------
+
+
+def _confidence(prediction: Prediction) -> Array:
+    return prediction.probs.amax(1).numpy(force=True).astype(np.float64)
+
+
+def _right(prediction: Prediction, y: Tensor) -> Array:
+    return (prediction.probs.argmax(1) == y.to(prediction.probs.device)).numpy(force=True).astype(np.float64)
+
+
+def _right_with_none(prediction: Prediction, y: Tensor) -> Array:
+    right = _right(prediction, y)
+    return right if prediction.none is None else right * (_confidence(prediction) >= prediction.none.numpy(force=True))
+
+
+def _mean(values: Array, drawn: Counts) -> Array:
+    return values @ drawn / len(values)
+
+
+def _ece(prediction: Prediction, y: Tensor, drawn: Counts, below: float = np.inf) -> Array:
+    """Of the inputs whose confidence is below a limit; nan in a resample that has none."""
+    confidence, right = _confidence(prediction), _right(prediction, y)
+    kept = confidence < below
+    index = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+    gaps = ((confidence - right) * kept) * (index == np.arange(BINS)[:, None])
+    with np.errstate(invalid="ignore"):
+        return np.abs(gaps @ drawn).sum(0) / (kept.astype(np.float64) @ drawn)
+
+
+INSIDE: Mapping[str, Callable[[Prediction, Tensor, Counts], Array]] = {
+    "accuracy": lambda prediction, y, drawn: _mean(_right(prediction, y), drawn),
+    "accuracy_with_none": lambda prediction, y, drawn: _mean(_right_with_none(prediction, y), drawn),
+    "ece": _ece,
+    "ece_published": lambda prediction, y, drawn: _ece(prediction, y, drawn, below=1 - 1 / BINS),
+    "mmc": lambda prediction, y, drawn: _mean(_confidence(prediction), drawn),
+}
+
+
+# metrics of inliers against outliers --------------------------------------------------------------------------------
+
+
+class Resampled:
+    """`demur.metrics.Separation` in every resample of both sides; inliers are positive."""
+
+    def __init__(self, positive: Array, negative: Array, drawn_positive: Counts, drawn_negative: Counts) -> None:
+        by_positive, by_negative = np.argsort(positive), np.argsort(negative)
+        self.positive, self.negative = positive[by_positive], negative[by_negative]
+        self.drawn_positive, self.drawn_negative = drawn_positive[by_positive], drawn_negative[by_negative]
+
+    def fpr95(self) -> Array:
+        place = 0.05 * (len(self.positive) - 1)
+        lower, upper = int(place), min(int(place) + 1, len(self.positive) - 1)
+        drawn = _below(self.drawn_positive[: lower + 15 * int(lower**0.5) + 30])[1:]  # a resample has its 5 % in there
+        below, above = (self.positive[(drawn <= rank).sum(0)] for rank in (lower, upper))
+        threshold = below + (place - lower) * (above - below)
+        rejected = np.searchsorted(self.negative, threshold, "left")
+        return 1 - np.take_along_axis(_below(self.drawn_negative), rejected[None], axis=0)[0] / len(self.negative)
+
+    def auroc(self) -> Array:
+        below = _below(self.drawn_negative)
+        pairs = below[np.searchsorted(self.negative, self.positive, "left")]
+        pairs += below[np.searchsorted(self.negative, self.positive, "right")]
+        won = np.einsum("ij,ij->j", pairs, self.drawn_positive, dtype=np.float64)
+        return won / (2 * len(self.positive) * len(self.negative))
+
+    def aupr_published(self) -> Array:
+        """Recall rises at the positives' values only: precision just above such a value, and from it on."""
+        values = np.unique(self.positive)
+        above, from_there = (
+            tuple(
+                (len(drawn) - _below(drawn)[np.searchsorted(points, values, side)]).astype(np.float32)
+                for points, drawn in ((self.positive, self.drawn_positive), (self.negative, self.drawn_negative))
+            )
+            for side in ("right", "left")
+        )
+        heights = _precision(*above) + _precision(*from_there)
+        return np.einsum("ij,ij->j", from_there[0] - above[0], heights, dtype=np.float64) / (2 * len(self.positive))
+
+
+def _below(drawn: Counts) -> NDArray[np.int32]:
+    """How many are drawn among the i lowest, i from 0 to all."""
+    total = np.zeros((len(drawn) + 1, drawn.shape[1]), np.int32)
+    np.cumsum(drawn, axis=0, out=total[1:])
+    return total
+
+
+def _precision(positives: NDArray[np.float32], negatives: NDArray[np.float32]) -> NDArray[np.float32]:
+    """1 where nothing is called positive yet, as scikit-learn has it."""
+    called = positives + negatives
+    return np.divide(positives, called, out=np.ones_like(called), where=called > 0)
+
+
+def against(metric: str, inside: Array, outside: Array, name: str) -> Array:
+    """`fpr95`, `auroc` or `aupr_published` of values that are high for inliers, in every resample; `name` is the OOD
+    set's."""
+    separation = Resampled(inside, outside, counts("test", len(inside)), counts(name, len(outside)))
+    return getattr(separation, metric)()

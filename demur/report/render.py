@@ -1,0 +1,180 @@
+"""A table as text, Markdown or LaTeX; in per cent."""
+
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
+
+from demur.report.compare import Entry, Line, ReportTable
+from demur.study.published import MEAN, TEST, Column
+
+LEGEND = "In per cent: measured ± half its 95 % bootstrap interval over test points; below, published and difference."
+METRIC_TITLES = {
+    "accuracy": "accuracy",
+    "accuracy_with_none": "accuracy, none is wrong",
+    "ece": "ECE",
+    "ece_published": "ECE below 14/15",
+    "fpr95": "FPR95",
+    "auroc": "AUROC",
+    "aupr_published": "AUPR",
+    "mmc": "confidence",
+}
+BETTER_UP = ("accuracy", "accuracy_with_none", "auroc", "aupr_published")
+
+
+def heading(column: Column, table: ReportTable) -> list[str]:
+    """Task (where there are several), metric, set, the metric's convention."""
+    task = [column.task] if len(table.tasks) > 1 else []
+    metric = METRIC_TITLES[column.metric]
+    if column.set == TEST:
+        what = [f"{metric}, test" if column.metric == "mmc" else metric]
+    elif column.set == MEAN:
+        what = [f"mean {metric}, {len(column.over)} sets"]
+    else:
+        what = [metric, column.set]
+    return [part.replace("_", " ") for part in (*task, *what, column.convention)]
+
+
+def row_label(line: Line) -> str:
+    return line.row.label + "‡" * line.collapsed
+
+
+def per_cent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def measured_text(entry: Entry) -> str:
+    """The measured figure alone, with its mark."""
+    return "–" if entry.measured is None else per_cent(entry.measured.value) + "†" * entry.measured.partial
+
+
+def half_width(entry: Entry) -> str:
+    return "" if entry.measured is None else f"±{per_cent((entry.measured.high - entry.measured.low) / 2)}"
+
+
+def seeds_text(entry: Entry) -> str:
+    """The least and the greatest of several training seeds."""
+    if entry.measured is None or len(entry.measured.by_seed) == 1:
+        return ""
+    return f"{per_cent(min(entry.measured.by_seed))}–{per_cent(max(entry.measured.by_seed))}"
+
+
+def published_text(entry: Entry) -> str:
+    if entry.published is None:
+        return ""
+    difference = "" if entry.difference is None else f" {100 * entry.difference:+.1f}"
+    return per_cent(entry.published.value) + difference
+
+
+def _stacked(entry: Entry, first: str) -> list[str]:
+    return [first, *(text for text in (seeds_text(entry), published_text(entry)) if text)]
+
+
+# text ---------------------------------------------------------------------------------------------------------------
+
+
+def text(table: ReportTable, width: int = 120) -> str:
+    """For a terminal; a table that is wider goes on below. The best of each column has a star."""
+    labels = [row_label(line) for line in table.lines]
+    margin = max(len(label) for label in ("method", *labels))
+    headings = [[piece for part in heading(column, table) for piece in wrap(part, 12)] for column in table.columns]
+    cells = [
+        [
+            _stacked(entry, f"{measured_text(entry)}{'*' * entry.best} {half_width(entry)}".rstrip())
+            for entry in line.entries
+        ]
+        for line in table.lines
+    ]
+    widths = [
+        max(len(piece) for piece in (*title, *(piece for row in cells for piece in row[place])))
+        for place, title in enumerate(headings)
+    ]
+    said = [table.title, "=" * len(table.title)]
+    for places in _pages(widths, width - margin):
+        wide = [widths[place] for place in places]
+        said += ["", *_rows(["method"], [headings[place] for place in places], margin, wide)]
+        said.append("-" * (margin + sum(2 + size for size in wide)))
+        for label, row in zip(labels, cells, strict=True):
+            said += _rows([label], [row[place] for place in places], margin, wide)
+    best = (
+        ["* best measured of the column"] if any(entry.best for line in table.lines for entry in line.entries) else []
+    )
+    return "\n".join([*said, "", LEGEND, *best, *table.remarks]) + "\n"
+
+
+def _pages(widths: Sequence[int], room: int) -> Iterator[list[int]]:
+    page: list[int] = []
+    for place, size in enumerate(widths):
+        if page and sum(2 + widths[other] for other in page) + 2 + size > room:
+            yield page
+            page = []
+        page.append(place)
+    yield page
+
+
+def _rows(label: list[str], cells: Sequence[list[str]], margin: int, widths: Sequence[int]) -> Iterator[str]:
+    """Cells of several lines, each cell's lines from the top."""
+    for line in range(max(map(len, cells))):
+        pieces = (cell[line] if line < len(cell) else "" for cell in cells)
+        first = label[line] if line < len(label) else ""
+        yield (
+            first.ljust(margin) + "".join("  " + piece.rjust(size) for piece, size in zip(pieces, widths, strict=True))
+        ).rstrip()
+
+
+# Markdown -----------------------------------------------------------------------------------------------------------
+
+
+def markdown(table: ReportTable) -> str:
+    def cell(entry: Entry) -> str:
+        first = f"**{measured_text(entry)}**" if entry.best else measured_text(entry)
+        return "<br>".join(_stacked(entry, f"{first} {half_width(entry)}".rstrip()))
+
+    rows = [["method", *("<br>".join(heading(column, table)) for column in table.columns)]]
+    rows += [["---", *("--:" for _ in table.columns)]]
+    rows += [[f"`{line.row.label}`{'‡' * line.collapsed}", *map(cell, line.entries)] for line in table.lines]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    remarks = [f"- {remark}" for remark in (LEGEND, *table.remarks)]
+    return "\n".join([f"### {table.title}", "", *lines, "", *remarks]) + "\n"
+
+
+# LaTeX --------------------------------------------------------------------------------------------------------------
+
+_SPECIAL = str.maketrans(
+    {"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "±": r"$\pm$", "–": "--", "†": r"\dag{}", "‡": r"\ddag{}"}
+)
+
+
+def latex(table: ReportTable) -> str:
+    """A table environment that needs no package."""
+
+    def escape(piece: str) -> str:
+        return piece.translate(_SPECIAL)
+
+    def stack(pieces: Sequence[str]) -> str:
+        return r"\shortstack[r]{" + r" \\ ".join(pieces) + "}"
+
+    def cell(entry: Entry) -> str:
+        first = escape(measured_text(entry))
+        first = rf"\textbf{{{first}}}" if entry.best else first
+        smaller = [rf"\scriptsize {escape(piece)}" for piece in (seeds_text(entry), published_text(entry)) if piece]
+        return stack([rf"{first} {{\scriptsize {escape(half_width(entry))}}}", *smaller])
+
+    rows = [["method", *(stack([escape(piece) for piece in heading(column, table)]) for column in table.columns)]]
+    rows += [[escape(row_label(line)), *map(cell, line.entries)] for line in table.lines]
+    body = [" & ".join(row) + r" \\" for row in rows]
+    caption = escape(" ".join([f"{table.title}.", LEGEND, *(f"{remark}." for remark in table.remarks)]))
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{caption}}}",
+            rf"\label{{tab:{table.name}}}",
+            rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
+            r"\hline",
+            body[0],
+            r"\hline",
+            *body[1:],
+            r"\hline",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
