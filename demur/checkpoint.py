@@ -6,7 +6,7 @@ One safetensors file, replaced whole after an epoch, and removed by whoever aske
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -24,7 +24,7 @@ _path: ContextVar[Path | None] = ContextVar("checkpoint", default=None)
 
 @contextmanager
 def checkpointed(path: Path) -> Iterator[None]:
-    """Have the network that is trained inside the block continue from `path`, if that exists, and write itself there."""
+    """Have the network that is trained inside the block continue from `path`, if it exists, and write itself there."""
     token = _path.set(path)
     try:
         yield
@@ -32,13 +32,30 @@ def checkpointed(path: Path) -> Iterator[None]:
         _path.reset(token)
 
 
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, tied ones once; a state_dict lists them twice, and leaves out what is not persistent."""
+    return {name: value.detach() for name, value in (*model.named_parameters(), *model.named_buffers())}
+
+
+@torch.no_grad()
+def put_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    for name, value in state_of(model).items():
+        value.copy_(state[name])
+
+
 class Checkpoint:
-    """All that training changes. `kept` is the method's own, filled in place."""
+    """All that training changes. `kept` is the method's own, filled in place. Another `identity`'s file is ignored."""
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, generator: torch.Generator, kept: dict[str, Tensor]
+        self,
+        identity: str,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        generator: torch.Generator,
+        kept: dict[str, Tensor],
     ) -> None:
-        self.model, self.optimizer, self.generator, self.kept = model, optimizer, generator, kept
+        self.identity, self.kept = identity, kept
+        self.model, self.optimizer, self.generator = model, optimizer, generator
         self.path = _path.get()
         self.written = time.monotonic()
 
@@ -53,7 +70,9 @@ class Checkpoint:
         def under(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
-        self.model.load_state_dict(under("model/"))
+        if header["identity"] != self.identity:
+            return 0
+        put_state(self.model, under("model/"))
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in under("optimizer/").items():
             index, name = key.split("/")
@@ -73,7 +92,7 @@ class Checkpoint:
         """Keep the state after so many epochs, unless the last was kept a moment ago."""
         if self.path is None or time.monotonic() - self.written < SECONDS_BETWEEN:
             return
-        tensors = {f"model/{name}": value for name, value in self.model.state_dict().items()}
+        tensors = {f"model/{name}": value for name, value in state_of(self.model).items()}
         for index, entries in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer/{index}/{name}": value for name, value in entries.items()}
         tensors |= {"random/batches": self.generator.get_state(), "random/cpu": torch.get_rng_state()}
@@ -82,7 +101,7 @@ class Checkpoint:
         tensors |= {f"kept/{name}": value for name, value in self.kept.items()}
         groups = [{name: value for name, value in group.items() if name != "params"} for group in self._groups()]
         unfinished = self.path.with_name(f"{self.path.name}.part")
-        header = {"epoch": epoch, "groups": groups}
+        header = {"identity": self.identity, "epoch": epoch, "groups": groups}
         save_file({k: v.contiguous() for k, v in tensors.items()}, unfinished, metadata={"demur": json.dumps(header)})
         os.replace(unfinished, self.path)
         self.written = time.monotonic()

@@ -196,17 +196,14 @@ def study(
 ) -> None:
     """Run a whole table of the paper; stopped, it goes on where it was."""
     from demur.report import tables
-    from demur.study.engine import Place, networks_of, run_cells, seconds_left
+    from demur.study.engine import Place, networks_of, results_of, run_cells, seconds_left
     from demur.study.grid import Cell, select
-    from demur.study.results import read_results
     from demur.study.run import row_of
 
     cells = select(name, tasks=task, methods=method, convention=convention, seeds=seeds, epochs=epochs, limit=limit)
     place = Place(runs, _store(data), _device(device), keep_posteriors)
-    done = len(read_results(runs, cells))
-    print(
-        f"{len(cells)} cells, {done} done, {len(networks_of(cells))} networks to train in all; {seconds_left(cells, runs)}"
-    )
+    done, networks = len(results_of(cells, place)), len(networks_of(cells, place.store))
+    print(f"{len(cells)} cells, {done} done, {networks} networks in all; {seconds_left(cells, place)}")
     if dry_run:
         for cell in cells:
             print(" ", cell.task, cell.method, cell.convention, f"seed {cell.seed}")
@@ -218,7 +215,7 @@ def study(
             describe(f"{name}: {number} of {total} cells")
 
         failures = run_cells(cells, place, after, jobs)
-    results = read_results(runs, cells)
+    results = results_of(cells, place)
     rows = [row_of(result) for result in results]
     for group in tables.grouped(rows):
         console.print(tables.table(group, f"{group[0].task}, {group[0].convention}: per cent"))

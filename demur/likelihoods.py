@@ -108,7 +108,10 @@ class Likelihood:
             raise ValueError(
                 f"the outliers' label has {self.num_outputs} entries; {self.num_classes} classes need as many or 1 more"
             )
-        if not self.inside.log_prob(torch.zeros(self.num_outputs), self._label(torch.tensor(0))).isfinite():
+        flat = torch.zeros(self.num_outputs)
+        if self.outside and not self.outside.model.log_prob(flat, torch.tensor(self.outside.label)).isfinite():
+            raise ValueError(f"{self.outside.model} has no density at the outliers' label {self.outside.label}")
+        if not self.inside.log_prob(flat, self._label(torch.tensor(0))).isfinite():
             raise ValueError(
                 f"smoothing {self.smoothing} leaves labels on the simplex's edge, where {self.inside} has no density; "
                 "try 1e-6"
@@ -135,17 +138,21 @@ class Likelihood:
             value = value + self.outside.weight * self.outside.model.log_prob(logits_out, label).mean()
         return value
 
-    def fisher_root(self, logits_in: Tensor, logits_out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """S of each part, with S S' = fisher; the outliers' has the root of the weight in it."""
-        root_in = self.inside.fisher_root(logits_in)
+    def fisher_root(self, logits: Tensor, *, outliers: bool = False) -> Tensor:
+        """S with S S' = the information about the logits of inliers, or of outliers, the weight in it: (B, C, C)."""
+        if not outliers:
+            return self.inside.fisher_root(logits)
         if self.outside is None:
-            return root_in, None
-        return root_in, math.sqrt(self.outside.weight) * self.outside.model.fisher_root(self._given(logits_out))
+            raise ValueError("outliers have no likelihood here; use none_class or another that is trained with them")
+        return math.sqrt(self.outside.weight) * self.outside.model.fisher_root(logits)
 
     def fisher(self, logits_in: Tensor, logits_out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Information about each input's logits, (B, C, C), inside and outside; the latter times the weight."""
-        root_in, root_out = self.fisher_root(logits_in, logits_out)
-        return root_in @ root_in.mT, None if root_out is None else root_out @ root_out.mT
+        root_in = self.fisher_root(logits_in)
+        if self.outside is None:
+            return root_in @ root_in.mT, None
+        root_out = self.fisher_root(self._given(logits_out), outliers=True)
+        return root_in @ root_in.mT, root_out @ root_out.mT
 
     def probs(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         """Class probabilities (..., K) and the none class's (...), or None; together they sum to one."""

@@ -67,7 +67,8 @@ def entropy_score(prediction: Prediction) -> Array:
 
 def mutual_information_score(prediction: Prediction) -> Array:
     """What the draws disagree about: entropy of the average minus average entropy."""
-    return entropy_score(prediction) - _double(prediction.expected_entropy)
+    information = entropy_score(prediction) - _double(prediction.expected_entropy)
+    return np.where(information < 1e-6, 0.0, information)  # a point has none; float32 would rank its rounding errors
 
 
 SCORES: Mapping[str, Callable[[Prediction], Array | None]] = MappingProxyType(

@@ -23,6 +23,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from demur.streams import generator_for
+
 
 class Posterior(Protocol):
     @property
@@ -42,6 +44,7 @@ class Point:
     """One network, buffers included."""
 
     network: nn.Module
+    over_head = False
 
     @property
     def num_draws(self) -> int:
@@ -64,17 +67,18 @@ class Point:
 class Gaussian:
     """Independent Gaussians over the parameters named in `variance`, around the network's own; the rest are points.
 
-    Where all of them belong to the head, `trunk` is the network's `.features` and runs once for all draws.
+    With `over_head` they are the head's alone; then `trunk` is the network's `.features` and runs once for all draws.
     """
 
     network: nn.Module
     variance: Mapping[str, Tensor]
     num_draws: int = 20
     seed: int = 0
+    over_head: bool = False
 
-    @property
-    def over_head(self) -> bool:
-        return all(name.startswith("head.") for name in self.variance)
+    def __post_init__(self) -> None:
+        if self.num_draws < 1:
+            raise ValueError(f"num_draws {self.num_draws} is not positive; an average needs at least 1")
 
     def components(self) -> Iterator[tuple[float, "Point | Gaussian"]]:
         yield 1.0, self
@@ -94,7 +98,7 @@ class Gaussian:
 
     def sample(self, draw: int) -> dict[str, Tensor]:
         """The draw-th parameters; drawn on the CPU, so that every device has the same."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + draw)
+        generator = generator_for("draws", self.seed, draw)
         sample = {}
         for name, mean in self.network.named_parameters():  # in the network's order, whatever the mapping's
             if name in self.variance:
@@ -109,6 +113,10 @@ class Mixture:
     """Posteriors of equal weight: an ensemble, or the samples of a chain."""
 
     parts: tuple[Posterior, ...]
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise ValueError("parts is empty; a mixture needs at least one posterior")
 
     @property
     def num_draws(self) -> int:
@@ -137,7 +145,7 @@ def save(posterior: Posterior, path: str | Path) -> None:
     path = Path(path)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        save_file(tensors, unfinished, metadata={"demur": json.dumps(header)})
+        save_file(_apart(tensors), unfinished, metadata={"demur": json.dumps(header)})
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -160,6 +168,17 @@ def load(path: str | Path, build: Callable[[], nn.Module], device: torch.device 
         ) from None
 
 
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors that share memory, as components around one network do, each with its own."""
+    seen: set[int] = set()
+    apart = {}
+    for key, value in tensors.items():
+        pointer = value.untyped_storage().data_ptr()
+        apart[key] = value.clone() if pointer in seen else value
+        seen.add(pointer)
+    return apart
+
+
 def _pack(posterior: Posterior, prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Put the tensors under their names and return what else there is to say."""
     if isinstance(posterior, Mixture):
@@ -174,7 +193,8 @@ def _pack(posterior: Posterior, prefix: str, tensors: dict[str, Tensor]) -> dict
     if isinstance(posterior, Point):
         return {"kind": "point"}
     tensors |= {f"{prefix}variance/{name}": value.contiguous() for name, value in posterior.variance.items()}
-    return {"kind": "gaussian", "num_draws": posterior.num_draws, "seed": posterior.seed}
+    settings = {"num_draws": posterior.num_draws, "seed": posterior.seed, "over_head": posterior.over_head}
+    return {"kind": "gaussian", "settings": settings}
 
 
 def _unpack(
@@ -206,4 +226,4 @@ def _unpack(
     variance = {
         key.removeprefix("variance/"): value.to(device) for key, value in found.items() if key.startswith("variance/")
     }
-    return Gaussian(network, variance, header["num_draws"], header["seed"])
+    return Gaussian(network, variance, **header["settings"])

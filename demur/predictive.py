@@ -30,12 +30,18 @@ def _predict_block(
     none, expected_entropy = torch.zeros_like(probs[:, 0]), torch.zeros_like(probs[:, 0])
     batches = [slice(start, start + batch_size) for start in range(0, len(x), batch_size)]
     for share, component in posterior.components():
-        shared = [component.trunk(as_input(x[rows])) for rows in batches]
+        if component.network.training:
+            raise ValueError(
+                "the posterior's network is in training mode; call .eval(), or batch norm and dropout act up"
+            )
+        # what all draws share is kept; inputs, which are larger, are made ready anew
+        shared = {b.start: component.trunk(as_input(x[b])) for b in batches} if component.over_head else {}
         weight = share / component.num_draws
         for draw in range(component.num_draws):
             network = component.network_at(draw)
-            for rows, inputs in zip(batches, shared, strict=True):
-                in_class, in_none = likelihood.probs(network(inputs).double())
+            for rows in batches:
+                logits = network(shared[rows.start] if shared else as_input(x[rows]))
+                in_class, in_none = likelihood.probs(logits.double())
                 probs[rows] += weight * in_class
                 expected_entropy[rows] += weight * entropy(spread(in_class, in_none))
                 if in_none is not None:

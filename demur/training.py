@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from demur.checkpoint import Checkpoint
 from demur.likelihoods import Likelihood
+from demur.names import choose
+from demur.streams import generator_for
 from demur.tasks.base import Recipe, Task, as_input
 
 
@@ -57,7 +59,7 @@ def optimizer_for(model: nn.Module, recipe: Recipe, undecayed: Collection[str] =
         {"params": [p for name, p in named.items() if name not in undecayed], "weight_decay": recipe.weight_decay},
         {"params": [p for name, p in named.items() if name in undecayed], "weight_decay": 0.0},
     ]
-    return OPTIMIZERS[recipe.optimizer]([group for group in groups if group["params"]], recipe.lr)
+    return choose(OPTIMIZERS, recipe.optimizer, "optimizer")([group for group in groups if group["params"]], recipe.lr)
 
 
 OPTIMIZERS: Mapping[str, Callable[[list[dict], float], torch.optim.Optimizer]] = MappingProxyType(
@@ -86,7 +88,7 @@ def train(
     """
     optimizer = optimizer or optimizer_for(model, recipe)
     generator = batch_generator(task, recipe)
-    checkpoint = Checkpoint(model, optimizer, generator, {} if kept is None else kept)
+    checkpoint = Checkpoint(repr((likelihood, recipe)), model, optimizer, generator, {} if kept is None else kept)
     model.train()
     for epoch in range(checkpoint.restore(), recipe.epochs):
         steps = list_batches(task, recipe, likelihood.outside is not None, generator)
@@ -143,7 +145,7 @@ class Batch:
 
 def batch_generator(task: Task, recipe: Recipe) -> torch.Generator:
     """What batches are drawn and augmented with: the same for every method, whatever else it draws."""
-    return torch.Generator(task.train.x.device).manual_seed(recipe.seed + (1 << 32))
+    return generator_for("batches", recipe.seed, device=task.train.x.device)
 
 
 def network_inputs(task: Task, batch: Batch, generator: torch.Generator) -> Tensor:
@@ -163,6 +165,8 @@ def list_batches(task: Task, recipe: Recipe, with_outliers: bool, generator: tor
     if not with_outliers:
         return [Batch(rows, None) for rows in inside]
     pool = task.outliers.epoch(generator)
+    if pool.dtype != task.train.x.dtype:
+        raise ValueError(f"outliers are {pool.dtype}, inliers {task.train.x.dtype}; bring them to one type and range")
     rounds = math.ceil(len(inside) * size / len(pool))
     order = torch.cat([torch.randperm(len(pool), generator=generator, device=device) for _ in range(rounds)])
     outside = order[: len(inside) * size].split(size)

@@ -2,14 +2,15 @@
 
 import pytest
 import torch
+from torch import nn
 
 from demur import checkpoint, training
 from demur.checkpoint import checkpointed
-from demur.inference import MAP, CyclicalSGHMC, Flipout, VariationalBayes
+from demur.inference import MAP, CyclicalSGHMC, Ensemble, Flipout, VariationalBayes
 from demur.likelihoods import none_class
 from demur.predictive import predict
 from demur.tasks.base import Recipe
-from tests.test_posterior import Normed
+from tests.test_posterior import Normed, Tied
 
 
 class Killed(Exception):
@@ -46,3 +47,22 @@ def test_killed_and_resumed_equals_never_killed(name, optimizer, task, tmp_path,
     assert [report.epoch for report in told] == [7, 8]
     made, expected = (predict(p, none_class(3), task.test.x) for p in (resumed, whole))
     assert torch.equal(made.probs, expected.probs)
+
+
+def test_members_of_an_ensemble_do_not_take_each_others_checkpoints(task, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN", 0.0)
+    recipe = Recipe(epochs=3, batch_size=32)
+    alone = Ensemble(members=2).fit(Normed, none_class(3), task, recipe)
+    with checkpointed(tmp_path / "c"):
+        together = Ensemble(members=2).fit(Normed, none_class(3), task, recipe)
+    for draw in range(2):
+        assert torch.equal(alone.logits(task.test.x, draw), together.logits(task.test.x, draw))
+
+
+def test_tied_weights_are_continued(task, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN", 0.0)
+    network = lambda outputs: nn.Sequential(Tied(), nn.Linear(4, outputs))  # noqa: E731
+    recipe = Recipe(epochs=3, batch_size=32)
+    with checkpointed(tmp_path / "c"):
+        first, second = (MAP().fit(network, none_class(3), task, recipe) for _ in range(2))
+    assert torch.equal(first.logits(task.test.x), second.logits(task.test.x))

@@ -36,7 +36,9 @@ def test_every_method_keeps_the_contract(method_name, network_name, recipe, tmp_
     method = parse_method(method_name)
     likelihood = method.likelihood(task.num_classes)
     recipe = replace(recipe, epochs=3)
+    state = torch.get_rng_state()
     posterior = method.inference.fit(network, likelihood, task, recipe)
+    assert torch.equal(torch.get_rng_state(), state)
     made = predict(posterior, likelihood, task.test.x)
 
     assert made.probs.shape == (60, 3)

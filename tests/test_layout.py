@@ -9,7 +9,7 @@ import demur
 
 PACKAGE = Path(demur.__file__).parent
 LEVELS = (
-    ("names",),
+    ("names", "streams"),
     ("checkpoint", "likelihoods", "networks", "tasks", "posterior", "metrics"),
     ("training", "predictive"),
     ("inference",),

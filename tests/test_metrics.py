@@ -163,6 +163,12 @@ def test_mutual_information_is_what_draws_disagree_about():
     assert mutual_information_score(made)[0] == pytest.approx(math.log(2))
 
 
+def test_a_point_has_no_mutual_information():
+    probs = torch.rand(500, 10).softmax(1)
+    point = Prediction(probs, None, -(probs.double() * probs.double().log()).sum(1).float())
+    assert (mutual_information_score(point) == 0).all()
+
+
 def test_every_metric_is_a_number_for_both_kinds_of_head():
     y = torch.tensor([0, 1])
     for made in (prediction([[0.6, 0.4], [0.3, 0.7]]), prediction([[0.5, 0.3], [0.3, 0.6]], none=[0.2, 0.1])):

@@ -36,7 +36,8 @@ def make(kind: str, build=SMALL, seed: int = 0):
         return Point(model)
     names = [n for n, _ in model.named_parameters() if kind == "all" or n.startswith("head.")]
     if kind in ("all", "head"):
-        return Gaussian(model, {n: torch.full_like(model.get_parameter(n), 0.1) for n in names}, num_draws=7, seed=5)
+        variance = {n: torch.full_like(model.get_parameter(n), 0.1) for n in names}
+        return Gaussian(model, variance, num_draws=7, seed=5, over_head=kind == "head")
     return Mixture((make("point", build, 1), make("all", build, 2), make("head", build, 3)))
 
 

@@ -10,7 +10,7 @@ import torch
 
 from demur.networks import gru
 from demur.tasks.store import MissingData, Store
-from demur.tasks.text import UNKNOWN, WIDTH, Vocabulary, levelled, pieces, sst, trec
+from demur.tasks.text import UNKNOWN, WIDTH, Vocabulary, levelled, pieces, sst, training_and_validation, trec
 
 REVIEWS = ["A warm film , a good film", "A dull film , a bad film", "Good , good !", "Bad : dull"]
 
@@ -146,9 +146,8 @@ def test_validation_is_the_sets_own_or_held_out_of_training(store: Store) -> Non
 
 def test_tokenizers_may_differ_inside_and_outside(store: Store) -> None:
     task = sst(store, inside="cased", outside="lowered")
-    film, lower_a, upper_a = (
-        int(Vocabulary.of(map(str.split, REVIEWS)).words.index(word)) for word in ("film", "a", "A")
-    )
+    words = Vocabulary.of(map(str.split, training_and_validation(store, "sst")[0][0])).words
+    film, lower_a, upper_a = (words.index(word) for word in ("film", "a", "A"))
     assert (task.train.x == upper_a).any()
     shown = task.outliers.epoch(torch.Generator())
     assert not (shown == upper_a).any()

@@ -10,6 +10,7 @@ from torch import nn
 from demur.inference import MAP
 from demur.likelihoods import none_class, outlier_exposure, plain
 from demur.networks import gru, lenet, mlp, wide_resnet
+from demur.streams import generator_for
 from demur.tasks.base import Fixed, Recipe, Split
 from demur.training import cosine, list_batches, observed, train
 from tests.conftest import make_task
@@ -58,6 +59,32 @@ def test_inliers_and_outliers_go_through_batch_norm_in_one_pass(task, recipe):
     sizes.clear()
     MAP().fit(build, plain(3), task, recipe)
     assert set(sizes) == {32}
+
+
+def test_streams_of_different_purpose_are_independent():
+    """A CPU generator keeps 32 bits of its seed: adding to a seed, or shifting it, gives the same numbers again."""
+    purposes = [("batches", 0), ("batches", 1), ("fisher", 0), ("draws", 0, 0), ("draws", 0, 1), ("test noise",)]
+    firsts = [torch.rand(1000, generator=generator_for(*purpose)) for purpose in purposes]
+    firsts += [torch.rand(1000, generator=torch.Generator().manual_seed(seed)) for seed in range(5)]
+    assert torch.corrcoef(torch.stack(firsts)).fill_diagonal_(0).abs().max() < 0.15
+
+
+def test_outliers_of_another_type_are_refused(task, network, recipe):
+    pictures = replace(
+        task,
+        train=Split(torch.zeros(8, 4, dtype=torch.uint8), torch.arange(8) % 3),
+        validation=Split(torch.zeros(8, 4, dtype=torch.uint8), torch.arange(8) % 3),
+    )
+    with pytest.raises(ValueError, match=r"outliers are torch.float32, inliers torch.uint8"):
+        MAP().fit(network, none_class(3), pictures, recipe)
+
+
+def test_numpys_types_are_taken(task, network, recipe):
+    as_numpy = replace(
+        task, train=Split(task.train.x.double(), task.train.y.int()), outliers=Fixed(task.outliers.x.double())
+    )
+    same = weights(MAP().fit(network, none_class(3), as_numpy, recipe))
+    assert torch.equal(same, weights(MAP().fit(network, none_class(3), task, recipe)))
 
 
 def test_an_epoch_shows_every_inlier_once_and_as_many_outliers(task, recipe):
@@ -170,3 +197,8 @@ def test_pooling_before_the_relu_is_the_same(task):
     h = nn.functional.max_pool2d(model.features[0](x).relu(), 2)
     h = nn.functional.max_pool2d(model.features[3](h).relu(), 2)
     torch.testing.assert_close(model.head(model.features[7](h.flatten(1)).relu()), model(x))
+
+
+def test_labels_must_be_whole_numbers():
+    with pytest.raises(ValueError, match=r"labels are torch.float32; give whole numbers"):
+        Split(torch.zeros(2, 4), torch.zeros(2))

@@ -28,6 +28,6 @@ class Ensemble:
     def fit(
         self, network: Network, likelihood: Likelihood, task: Task, recipe: Recipe, parts: Sequence[Posterior] = ()
     ) -> Mixture:
-        if not parts and self.member == MAP() and pays(network(likelihood.num_outputs), task.train.x.device):
+        if not parts and self.member == MAP() and pays(network, likelihood, task):
             parts = train_together(network, likelihood, task, [its for _, its in self.parts(recipe)])
         return Mixture(tuple(parts or fit_parts(self, network, likelihood, task, recipe)))

@@ -138,7 +138,7 @@ class Plan:
 
 def make_plan(network: nn.Module, x: Tensor, budget: int, only: Collection[str] | None = None) -> Plan:
     """Look at two tiny batches to see what each layer is given, then fit the chunk to `budget` bytes."""
-    wanted = {name for name, _ in network.named_parameters()} if only is None else set(only)
+    wanted = set(_wanted(network, only))
     modules = {name: module for name, module in network.named_modules() if _has_rule(module)}
     owners = Counter(id(p) for module in network.modules() for p in module.parameters(recurse=False))
     saved: dict[int, int] = {}
@@ -164,6 +164,11 @@ def make_plan(network: nn.Module, x: Tensor, budget: int, only: Collection[str] 
     gradients = 4 * sum(parameters[name].numel() for name in rest) if vectorised else 0
     per_example = (saved[3] - saved[2]) + max(largest, 2 * gradients) + saved[2] // 2
     return Plan(layers, rest, vectorised, per_example, max(1, budget // max(1, per_example)))
+
+
+def _wanted(network: nn.Module, only: Collection[str] | None) -> list[str]:
+    """What is asked for, or every parameter that was trained."""
+    return [name for name, p in network.named_parameters() if (p.requires_grad if only is None else name in only)]
 
 
 def _join(module: str, parameter: str) -> str:
@@ -236,8 +241,7 @@ def diagonal_fisher(
     plan = make_plan(network, x, budget, only)
     logger.info("Fisher of %d examples: %s", len(x), plan)
     parameters = dict(network.named_parameters())
-    wanted = parameters if only is None else only
-    total = {name: torch.zeros_like(parameters[name]).detach() for name in wanted}
+    total = {name: torch.zeros_like(parameters[name]).detach() for name in _wanted(network, only)}
     for start in range(0, len(x), plan.chunk):
         rows = slice(start, start + plan.chunk)
         inputs = as_input(x[rows])
@@ -261,14 +265,16 @@ def batch_mean_fisher(
 
     It is smaller than the Fisher by the square of the batch size, in expectation.
     """
-    named = {name: p for name, p in network.named_parameters() if only is None or name in only}
+    named = {name: network.get_parameter(name) for name in _wanted(network, only)}
     total = {name: torch.zeros_like(p).detach() for name, p in named.items()}
     with _differentiable(network):
         for rows in torch.arange(len(x), device=x.device).split(batch_size):
             logits = network(as_input(x[rows]))
             s = root(logits.detach())
             v = (s @ signs[rows].to(s).unsqueeze(-1)).squeeze(-1) / len(rows)
-            for name, gradient in zip(named, torch.autograd.grad(logits, list(named.values()), v), strict=True):
+            for name, gradient in zip(
+                named, torch.autograd.grad(logits, list(named.values()), v, materialize_grads=True), strict=True
+            ):
                 total[name] += gradient**2
     return total
 
@@ -301,7 +307,7 @@ def _by_rules(
         vectors = list(s.unbind(-1)) if signs is None else [(s @ signs.to(s).unsqueeze(-1)).squeeze(-1)]
         for remaining, v in zip(reversed(range(len(vectors))), vectors, strict=True):
             if leaves:
-                torch.autograd.grad(logits, leaves, v, retain_graph=remaining > 0)
+                torch.autograd.grad(logits, leaves, v, retain_graph=remaining > 0, allow_unused=True)
     return vectors
 
 
@@ -316,7 +322,9 @@ def _by_gradients(network: nn.Module, plan: Plan, x: Tensor, v: Tensor, total: d
         for example, vector in zip(x, v, strict=True):
             value = network(example.unsqueeze(0)).squeeze(0)
             wanted = [named[name] for name in plan.rest]
-            for name, gradient in zip(plan.rest, torch.autograd.grad(value, wanted, vector), strict=True):
+            for name, gradient in zip(
+                plan.rest, torch.autograd.grad(value, wanted, vector, materialize_grads=True), strict=True
+            ):
                 total[name] += gradient**2
 
 

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import torch
@@ -17,6 +18,7 @@ from demur.metrics import brier
 from demur.networks import Network
 from demur.posterior import Gaussian, Point, Posterior
 from demur.predictive import predict
+from demur.streams import generator_for
 from demur.tasks.base import Recipe, Task
 
 DECADES = tuple(10.0**k for k in range(-2, 9))
@@ -44,6 +46,8 @@ class Laplace:
             raise ValueError(f"over {self.over!r} is not known; choose 'all' layers or the 'head'")
         if self.estimator not in ("sampled", "exact", "batch_mean"):
             raise ValueError(f"estimator {self.estimator!r} is not known; choose 'sampled' or 'exact'")
+        if self.num_draws < 1 or self.tuning_draws < 1 or not self.grid:
+            raise ValueError("num_draws, tuning_draws and grid must not be empty; the defaults are 20, 20 and decades")
         if self.prior_precision is not None and not self.prior_precision > 0:
             raise ValueError(f"prior_precision {self.prior_precision} is not positive; None has it tuned")
 
@@ -64,7 +68,7 @@ class Laplace:
         only = None
         if self.over == "head":
             only = [name for name, _ in with_head(model).named_parameters() if name.startswith("head.")]
-        generator = torch.Generator(task.train.x.device).manual_seed(seed)
+        generator = generator_for("fisher", seed, device=task.train.x.device)
 
         def total(x: Tensor, root: Root) -> dict[str, Tensor]:
             if self.estimator == "exact":
@@ -75,15 +79,14 @@ class Laplace:
                 return batch_mean_fisher(model, root, x, signs, only=only)
             return diagonal_fisher(model, root, x, signs=signs, budget=self.budget, only=only)
 
-        inside = total(task.train.x, lambda logits: likelihood.inside.fisher_root(logits))
-        outside = likelihood.outside
-        if outside is None:
+        inside = total(task.train.x, likelihood.fisher_root)
+        if likelihood.outside is None:
             return inside
         # as many outliers as inliers: the data is passed twice, however many outliers there are
         pool = task.outliers.epoch(generator)
         some = pool[torch.randperm(len(pool), generator=generator, device=pool.device)[: len(task.train)]]
-        from_outliers = total(some, outside.model.fisher_root)
-        scale = outside.weight * len(task.train) / len(some)
+        from_outliers = total(some, partial(likelihood.fisher_root, outliers=True))
+        scale = len(task.train) / len(some)
         return {name: value + scale * from_outliers[name] for name, value in inside.items()}
 
     def _tuned(
@@ -108,4 +111,10 @@ class Laplace:
     def _gaussian(
         self, model: nn.Module, fisher: dict[str, Tensor], precision: float, num_draws: int, seed: int
     ) -> Gaussian:
-        return Gaussian(model, {name: 1 / (value + precision) for name, value in fisher.items()}, num_draws, seed)
+        return Gaussian(
+            model,
+            {name: 1 / (value + precision) for name, value in fisher.items()},
+            num_draws,
+            seed,
+            self.over == "head",
+        )

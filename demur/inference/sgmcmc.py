@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from demur.checkpoint import put_state, state_of
 from demur.inference.base import Inference, build
 from demur.likelihoods import Likelihood
 from demur.networks import Network
@@ -37,13 +38,17 @@ class SGHMC(torch.optim.Optimizer):
         count: int,
         temperature: float,
         weight_decay: float = 0.0,
+        clip_norm: float | None = None,
     ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "temperature": temperature})
-        self.friction, self.count = friction, count
+        self.friction, self.count, self.clip_norm = friction, count, clip_norm
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
+            # a clipped gradient has another stationary density, so samples are drawn without
+            if self.clip_norm is not None and group["temperature"] == 0:
+                nn.utils.clip_grad_norm_(group["params"], self.clip_norm)
             noise_scale = (2 * self.friction * group["lr"] * group["temperature"] / self.count) ** 0.5
             for p in group["params"]:
                 if p.grad is None:
@@ -88,8 +93,10 @@ class CyclicalSGHMC:
     def fit(
         self, network: Network, likelihood: Likelihood, task: Task, recipe: Recipe, parts: Sequence[Posterior] = ()
     ) -> Mixture:
-        per_cycle = max(self.samples_per_cycle, round(self.length * recipe.epochs / self.cycles))
-        recipe = replace(recipe, epochs=per_cycle * self.cycles, lr=self.lr)
+        # a short recipe is made longer, so that at least half of a cycle comes before its samples
+        per_cycle = max(2 * self.samples_per_cycle, round(self.length * recipe.epochs / self.cycles))
+        clip_norm = recipe.clip_norm
+        recipe = replace(recipe, epochs=per_cycle * self.cycles, lr=self.lr, clip_norm=None)
         kept: dict[str, Tensor] = {}
 
         temperature = 1 / len(task.train) if self.temperature == "1/N" else self.temperature
@@ -106,6 +113,7 @@ class CyclicalSGHMC:
                 count=len(task.train),
                 temperature=temperature * sampling(0),
                 weight_decay=recipe.weight_decay,
+                clip_norm=clip_norm,
             )
 
             def rate(done: float) -> float:
@@ -113,7 +121,7 @@ class CyclicalSGHMC:
 
             for epoch in train(model, likelihood, task, recipe, optimizer=chain, rate=rate, kept=kept):
                 if sampling(epoch - 1):
-                    kept |= {f"{epoch}/{name}": value.clone() for name, value in model.state_dict().items()}
+                    kept |= {f"{epoch}/{name}": value.clone() for name, value in state_of(model).items()}
                 chain.param_groups[0]["temperature"] = temperature * sampling(epoch)
         epochs = [epoch for epoch in range(1, recipe.epochs + 1) if sampling(epoch - 1)]
         return Mixture(tuple(_sample(model, f"{epoch}/", kept) for epoch in epochs))
@@ -121,5 +129,5 @@ class CyclicalSGHMC:
 
 def _sample(model: nn.Module, prefix: str, kept: Mapping[str, Tensor]) -> Point:
     sample = deepcopy(model)
-    sample.load_state_dict({k.removeprefix(prefix): v for k, v in kept.items() if k.startswith(prefix)})
+    put_state(sample, {k.removeprefix(prefix): v for k, v in kept.items() if k.startswith(prefix)})
     return Point(sample.eval())

@@ -29,10 +29,16 @@ from demur.training import (
 )
 
 
-def pays(model: nn.Module, device: torch.device) -> bool:
-    """Whether members can be trained together, and faster: on a GPU, and if nothing in them is random or running."""
+def pays(network: Network, likelihood: Likelihood, task: Task) -> bool:
+    """Whether members can be trained together, and faster: on a GPU, if nothing in them is random, running or tied."""
+    device = task.train.x.device
+    if device.type != "cuda":
+        return False
+    with seeded(0, device):
+        model = build(network, likelihood, task)
     random = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.RNNBase)
-    return device.type == "cuda" and not any(isinstance(module, random) for module in model.modules())
+    tied = len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False)))
+    return not tied and not any(isinstance(module, random) for module in model.modules())
 
 
 def train_together(network: Network, likelihood: Likelihood, task: Task, recipes: Sequence[Recipe]) -> list[Point]:

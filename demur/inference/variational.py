@@ -68,6 +68,10 @@ class VariationalBayes:
     training_draws: int = 5
     num_draws: int = 200
 
+    def __post_init__(self) -> None:
+        if self.training_draws < 1 or self.num_draws < 1:
+            raise ValueError("training_draws and num_draws must be at least 1; the paper has 5 and 200")
+
     def parts(self, recipe: Recipe) -> list[tuple[Inference, Recipe]]:
         return []
 
@@ -85,7 +89,7 @@ class VariationalBayes:
             optimizer = optimizer_for(model, recipe, undecayed)
             deque(train(model, likelihood, task, recipe, optimizer=optimizer, penalty=penalty), maxlen=0)
         model.head = head.mean
-        return Gaussian(model, head.variance("head."), self.num_draws, recipe.seed)
+        return Gaussian(model, head.variance("head."), self.num_draws, recipe.seed, over_head=True)
 
 
 def with_head(model: nn.Module) -> nn.Module:

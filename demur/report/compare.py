@@ -137,7 +137,8 @@ class Measured:
         if inside_score is None or outside_score is None:
             return None
         value = getattr(Separation(-inside_score, -outside_score), metric)
-        return value, against(metric, -inside_score, -outside_score, name)
+        drawn = counts(TEST, len(test)), counts(name, len(outside))
+        return value, against(metric, -inside_score, -outside_score, *drawn)
 
 
 class _Runs:
@@ -213,7 +214,12 @@ def _fill(table: Table, kind: Kind, runs: _Runs, everything: bool) -> ReportTabl
         for row in table.rows
         for task in {column.task for column in table.columns}
     }
-    done = {task for (_, task), results in found.items() if results}
+    # a method that is shown no outliers stands in every table, but makes none of those trained with others worth showing
+    done = {
+        task
+        for (_, task), results in found.items()
+        if any(outliers_of(one.result.cell) == table.outliers for one in results)
+    }
     columns = tuple(column for column in table.columns if everything or column.task in done)
     lines = tuple(
         Line(
@@ -283,9 +289,9 @@ def _remarks(found: Mapping[tuple[Row, str], Sequence[Measured]], lines: Sequenc
     measured = [entry.measured for line in lines for entry in line.entries if entry.measured is not None]
     seeds = sorted({len(one.by_seed) for one in measured})
     if seeds and seeds[-1] > 1:
-        said[f"means of {' or '.join(map(str, seeds))} training seeds, their least and greatest below"] = None
+        said[f"Means of {' or '.join(map(str, seeds))} training seeds, their least and greatest below"] = None
     if any(one.partial for one in measured):
-        said["† a mean over those of its sets that were measured; the published one is over all"] = None
+        said["† A mean over those of its sets that were measured; the published one is over all"] = None
     if any(line.collapsed for line in lines):
-        said["‡ collapsed: no more accurate than always answering the most frequent class; never marked as best"] = None
+        said["‡ Collapsed: no more accurate than always answering the most frequent class; never marked as best"] = None
     return tuple(said)

@@ -1,15 +1,24 @@
-"""Figures, drawn without a display."""
+"""Figures, drawn without a display, to be read at the width of one column of a paper."""
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
+from matplotlib import rc_context
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from demur.inference import MAP, Inference, Laplace
 from demur.likelihoods import LIKELIHOODS
+from demur.metrics import BINS, Array, Prediction, calibration, ece, max_prob_score
 from demur.predictive import predict
 from demur.study.grid import setting
+from demur.study.results import Result
 from demur.tasks import Split, load
 
 # prior precisions are fixed here, since a tuned one can run to the MAP network; the Dirichlet's information does not
@@ -54,3 +63,203 @@ def _scatter(axis: Axes, points: Split, size: float) -> None:
     for label, colour in enumerate(("#d55e00", "#56b4e9", "#cc79a7", "#f0f0f0")):
         x = points.x[points.y == label]
         axis.scatter(x[:, 0], x[:, 1], s=size, color=colour, linewidths=0)
+
+
+# the study's figures ------------------------------------------------------------------------------------------------
+
+# Okabe and Ito's colours, told apart by all kinds of sight; a colour for a likelihood, a line's style for an inference
+COLOURS = {"plain": "#000000", "nc": "#d55e00", "sl": "#56b4e9", "ml": "#009e73", "oe": "#e69f00"}
+STYLES: Mapping[str, tuple[float, tuple[float, ...]]] = {  # dashes and gaps
+    "map": (0, (1, 0)),
+    "de": (0, (1, 1)),
+    "la": (0, (4, 1.5)),
+    "vb": (0, (4, 1.5, 1, 1.5)),
+    "flipout": (0, (1, 3)),
+    "csghmc": (0, (7, 3)),
+}
+INSIDE, OUTSIDE = "#0072b2", "#d55e00"
+WIDTH = 3.3  # inches: one column
+
+
+@contextmanager
+def _drawing(height: float) -> Iterator[Figure]:
+    """A figure of one column's width, in small print."""
+    with rc_context(
+        {
+            "font.size": 7,
+            "axes.titlesize": 7,
+            "figure.labelsize": 7,
+            "axes.linewidth": 0.6,
+            "xtick.major.width": 0.6,
+            "ytick.major.width": 0.6,
+            "xtick.major.size": 2.5,
+            "ytick.major.size": 2.5,
+            "lines.linewidth": 1.0,
+            "legend.frameon": False,
+        }
+    ):
+        yield Figure(figsize=(WIDTH, height), layout="constrained")
+
+
+def _panels(figure: Figure, count: int, columns: int) -> list[Axes]:
+    """Axes in rows, as many as are needed, with common scales."""
+    rows = -(-count // columns)
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    for axis in axes[count:]:
+        axis.remove()
+    for axis in axes[max(count - columns, 0) : count]:
+        axis.tick_params(labelbottom=True)  # where the panel below was left out
+    return list(axes[:count])
+
+
+def _line(method: str, x: Sequence[float] | Array = (), y: Sequence[float] | Array = ()) -> Line2D:
+    inference, _, likelihood = method.partition("+")
+    return Line2D(x, y, color=COLOURS[likelihood or "plain"], linestyle=STYLES[inference], label=method)
+
+
+def save_figure(figure: Figure, stem: Path) -> None:
+    """As PNG and SVG, the same bytes for the same data."""
+    with rc_context({"svg.hashsalt": "demur"}):
+        figure.savefig(stem.with_name(f"{stem.name}.svg"), metadata={"Date": None})
+    figure.savefig(stem.with_name(f"{stem.name}.png"), dpi=300)
+
+
+Confidences = Mapping[str, Mapping[str, float]]  # by task and method
+
+
+def draw_noise_confidence(measured: Confidences, published: Confidences) -> Figure:
+    """The paper's first figure: mean confidence on uniform noise; measured as bars, published as diamonds."""
+    methods = {"map+oe": ("OE", "#e69f00"), "de": ("DE", "#999999"), "vb": ("VB", "#56b4e9"), "la": ("LA", "#0072b2")}
+    with _drawing(height=1.9) as figure:
+        axis = figure.subplots()
+        for offset, (method, (_, colour)) in enumerate(methods.items()):
+            for place, task in enumerate(measured):
+                x = place + 0.2 * (offset - 1.5)
+                if method in measured[task]:
+                    axis.bar(x, 100 * measured[task][method], width=0.18, color=colour)
+                if method in published.get(task, {}):
+                    axis.plot(x, 100 * published[task][method], "D", color="white", mec="black", ms=3.5, mew=0.8)
+        axis.set_xticks(range(len(measured)), [task.replace("_", "\n") for task in measured])
+        axis.set(ylabel="mean confidence (%)", ylim=(0, 105))
+        marks: list[Artist] = [Patch(color=colour, label=label) for label, colour in methods.values()]
+        marks.append(Line2D([], [], marker="D", color="white", mec="black", ms=3.5, mew=0.8, label="published"))
+        figure.legend(handles=marks, loc="outside upper center", ncols=5, handlelength=1, columnspacing=1)
+    return figure
+
+
+BySeverity = Mapping[str, Mapping[int, Sequence[float]]]  # method to severity to a figure for every corruption
+
+
+def draw_shift(errors: BySeverity, published: BySeverity | None = None) -> Figure:
+    """ECE by severity, a box over the corruptions; a panel for every method, so that boxes stay wide enough to read.
+
+    The published boxes, where given, stand in grey beside the measured ones.
+    """
+    with _drawing(height=0.35 + 0.95 * -(-len(errors) // 3)) as figure:
+        axes = _panels(figure, len(errors), columns=3)
+        drawn = [by_severity for methods in (errors, published or {}) for by_severity in methods.values()]
+        highest = 105 * max(max(values) for by_severity in drawn for values in by_severity.values())
+        for axis, (method, by_severity) in zip(axes, errors.items(), strict=True):
+            beside = (published or {}).get(method, {})
+            shift = 0.19 if beside else 0.0
+            _boxes(axis, by_severity, -shift, INSIDE)
+            _boxes(axis, beside, shift, "#999999")
+            axis.set_title(method, pad=2)
+            axis.set(xticks=range(1, 6), yticks=range(0, 101, 20), ylim=(0, highest))
+            axis.grid(axis="y", linewidth=0.3)
+        if published:
+            marks = [Patch(color=INSIDE, label="measured"), Patch(color="#999999", label="published")]
+            figure.legend(handles=marks, loc="outside upper center", ncols=2, handlelength=1)
+        figure.supxlabel("severity")
+        figure.supylabel("ECE (%)")
+    return figure
+
+
+def _boxes(axis: Axes, by_severity: Mapping[int, Sequence[float]], shift: float, colour: str) -> None:
+    for severity, values in by_severity.items():
+        axis.boxplot(
+            100 * np.asarray(values),
+            positions=[severity + shift],
+            widths=0.3,
+            manage_ticks=False,
+            patch_artist=True,
+            boxprops={"facecolor": colour, "linewidth": 0.4},
+            medianprops={"color": "white", "linewidth": 0.9},
+            whiskerprops={"linewidth": 0.5},
+            capprops={"linewidth": 0.5},
+            flierprops={"marker": ".", "markersize": 1.5, "markeredgecolor": colour},
+        )
+
+
+def draw_reliability(results: Sequence[Result]) -> Figure:
+    """Accuracy by confidence, a panel a method; a bar is as dark as its bin is full."""
+    with _drawing(height=0.35 + 1.1 * -(-len(results) // 3)) as figure:
+        axes = _panels(figure, len(results), columns=3)
+        for axis, result in zip(axes, results, strict=True):
+            confidence = -max_prob_score(result.test)
+            right = result.test.probs.argmax(1).numpy(force=True) == result.y.numpy(force=True)
+            count, _, accuracy = calibration(confidence, right)
+            filled = 0.15 + 0.85 * (count / count.max()) ** 0.5
+            middle = (np.arange(BINS) + 0.5) / BINS
+            axis.plot([0, 1], [0, 1], color="black", linewidth=0.6, linestyle=":")
+            for x, height, alpha in zip(middle, accuracy, filled, strict=True):
+                if not np.isnan(height):
+                    axis.bar(x, height, width=0.9 / BINS, color=INSIDE, alpha=alpha)
+            error = f"ECE {100 * ece(result.test, result.y):.1f} %"
+            paper = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}
+            axis.text(0.05, 0.88, error, size=6, transform=axis.transAxes, bbox=paper)
+            axis.set_title(result.cell.method, pad=2)
+            axis.set(xlim=(0, 1), ylim=(0, 1), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1), aspect="equal")
+        figure.supxlabel("confidence")
+        figure.supylabel("accuracy")
+    return figure
+
+
+def draw_scores(results: Sequence[Result], far_away: str = "far_away") -> Figure:
+    """Confidence on the test data against that on all OOD sets together, but for the far-away one."""
+    edges = np.linspace(0, 1, 41)
+    with _drawing(height=0.55 + 0.85 * -(-len(results) // 3)) as figure:
+        axes = _panels(figure, len(results), columns=3)
+        for axis, result in zip(axes, results, strict=True):
+            outside = [-max_prob_score(prediction) for name, prediction in result.ood.items() if name != far_away]
+            for values, colour in ((-max_prob_score(result.test), INSIDE), (np.concatenate(outside), OUTSIDE)):
+                share = 100 * np.histogram(values, edges)[0] / len(values)
+                axis.stairs(share, edges, color=colour, fill=True, alpha=0.35)
+                axis.stairs(share, edges, color=colour, linewidth=0.8)
+            axis.set_title(result.cell.method, pad=2)
+            axis.set(xlim=(0, 1), xticks=(0, 0.5, 1), yscale="symlog", yticks=(0, 1, 10, 100), ylim=(0, 100))
+            axis.set_yticks((0, 1, 10, 100), ("0", "1", "10", "100"))
+        marks = [Patch(color=INSIDE, alpha=0.6, label="inliers"), Patch(color=OUTSIDE, alpha=0.6, label="outliers")]
+        figure.legend(handles=marks, loc="outside upper center", ncols=2, handlelength=1)
+        figure.supxlabel("confidence")
+        figure.supylabel("share of inputs (%)")
+    return figure
+
+
+def draw_roc(results: Sequence[Result]) -> Figure:
+    """Inliers kept against outliers kept, a panel an OOD set, a line a method."""
+    names = list(dict.fromkeys(name for result in results for name in result.ood))
+    rows = -(-len(names) // 2)
+    legend_rows = -(-len(results) // 4)
+    with _drawing(height=0.4 + 0.14 * legend_rows + 1.45 * rows) as figure:
+        axes = _panels(figure, len(names), columns=2)
+        for axis, name in zip(axes, names, strict=True):
+            for result in results:
+                if name in result.ood:
+                    axis.add_line(_line(result.cell.method, *_kept(result.test, result.ood[name])))
+            axis.axhline(95, color="black", linewidth=0.4)
+            axis.set_title(name.replace("_", " "), pad=2)
+            axis.set(xlim=(0, 100), ylim=(0, 101), xticks=(0, 50, 100), yticks=(0, 50, 95))
+        marks = [_line(result.cell.method) for result in results]
+        figure.legend(handles=marks, loc="outside upper center", ncols=4, handlelength=2.2, columnspacing=1)
+        figure.supxlabel("outliers kept (%)")
+        figure.supylabel("inliers kept (%)")
+    return figure
+
+
+def _kept(test: Prediction, outside: Prediction) -> tuple[Array, Array]:
+    """Per cent of out- and inliers at or above a threshold, at 200 thresholds from all to none."""
+    sides = [np.sort(-max_prob_score(prediction)) for prediction in (outside, test)]
+    thresholds = np.unique(np.concatenate([np.quantile(side, np.linspace(0, 1, 101)) for side in sides]))
+    first, second = (100 * (1 - np.append(np.searchsorted(side, thresholds, "left") / len(side), 1)) for side in sides)
+    return first, second

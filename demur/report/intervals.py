@@ -81,59 +81,65 @@ INSIDE: Mapping[str, Callable[[Prediction, Tensor, Counts], Array]] = {
 # metrics of inliers against outliers --------------------------------------------------------------------------------
 
 
-class Resampled:
-    """`demur.metrics.Separation` in every resample of both sides; inliers are positive."""
+def against(metric: str, inside: Array, outside: Array, drawn_inside: Counts, drawn_outside: Counts) -> Array:
+    """A metric of `demur.metrics.Separation`, inliers positive, in every resample of both sides."""
+    by_inside, by_outside = np.argsort(inside), np.argsort(outside)
+    return AGAINST[metric](inside[by_inside], outside[by_outside], drawn_inside[by_inside], drawn_outside[by_outside])
 
-    def __init__(self, positive: Array, negative: Array, drawn_positive: Counts, drawn_negative: Counts) -> None:
-        by_positive, by_negative = np.argsort(positive), np.argsort(negative)
-        self.positive, self.negative = positive[by_positive], negative[by_negative]
-        self.drawn_positive, self.drawn_negative = drawn_positive[by_positive], drawn_negative[by_negative]
 
-    def fpr95(self) -> Array:
-        place = 0.05 * (len(self.positive) - 1)
-        lower, upper = int(place), min(int(place) + 1, len(self.positive) - 1)
-        drawn = _below(self.drawn_positive[: lower + 15 * int(lower**0.5) + 30])[1:]  # a resample has its 5 % in there
-        below, above = (self.positive[(drawn <= rank).sum(0)] for rank in (lower, upper))
-        threshold = below + (place - lower) * (above - below)
-        rejected = np.searchsorted(self.negative, threshold, "left")
-        return 1 - np.take_along_axis(_below(self.drawn_negative), rejected[None], axis=0)[0] / len(self.negative)
+def _fpr95(positive: Array, negative: Array, drawn_positive: Counts, drawn_negative: Counts) -> Array:
+    place = 0.05 * (len(positive) - 1)
+    lower, upper = int(place), min(int(place) + 1, len(positive) - 1)
+    drawn = _below(drawn_positive[: lower + 15 * int(lower**0.5) + 30])[1:]  # every resample has its 5 % in there
+    below, above = (positive[(drawn <= rank).sum(0)] for rank in (lower, upper))
+    threshold = below + (place - lower) * (above - below)
+    rejected = np.searchsorted(negative, threshold, "left")
+    return 1 - np.take_along_axis(_below(drawn_negative), rejected[None], axis=0)[0] / len(negative)
 
-    def auroc(self) -> Array:
-        below = _below(self.drawn_negative)
-        pairs = below[np.searchsorted(self.negative, self.positive, "left")]
-        pairs += below[np.searchsorted(self.negative, self.positive, "right")]
-        won = np.einsum("ij,ij->j", pairs, self.drawn_positive, dtype=np.float64)
-        return won / (2 * len(self.positive) * len(self.negative))
 
-    def aupr_published(self) -> Array:
-        """Recall rises at the positives' values only: precision just above such a value, and from it on."""
-        values = np.unique(self.positive)
+def _auroc(positive: Array, negative: Array, drawn_positive: Counts, drawn_negative: Counts) -> Array:
+    below = _below(drawn_negative)
+    pairs = below[np.searchsorted(negative, positive, "left")] + below[np.searchsorted(negative, positive, "right")]
+    return np.einsum("ij,ij->j", pairs, drawn_positive, dtype=np.float64) / (2 * len(positive) * len(negative))
+
+
+def _aupr_published(positive: Array, negative: Array, drawn_positive: Counts, drawn_negative: Counts) -> Array:
+    """Recall rises at the positives' values only: the precision above such a value, and from it on."""
+    positives, negatives = _below(drawn_positive), _below(drawn_negative)
+    area = np.zeros(drawn_positive.shape[1])
+    for values in np.array_split(np.unique(positive), 32):  # in parts, since large arrays are slow to come by
         above, from_there = (
-            tuple(
-                (len(drawn) - _below(drawn)[np.searchsorted(points, values, side)]).astype(np.float32)
-                for points, drawn in ((self.positive, self.drawn_positive), (self.negative, self.drawn_negative))
+            (
+                len(positive) - positives[np.searchsorted(positive, values, side)],
+                len(negative) - negatives[np.searchsorted(negative, values, side)],
             )
             for side in ("right", "left")
         )
         heights = _precision(*above) + _precision(*from_there)
-        return np.einsum("ij,ij->j", from_there[0] - above[0], heights, dtype=np.float64) / (2 * len(self.positive))
+        area += np.einsum("ij,ij->j", from_there[0] - above[0], heights, dtype=np.float64)
+    return area / (2 * len(positive))
 
 
 def _below(drawn: Counts) -> NDArray[np.int32]:
     """How many are drawn among the i lowest, i from 0 to all."""
     total = np.zeros((len(drawn) + 1, drawn.shape[1]), np.int32)
-    np.cumsum(drawn, axis=0, out=total[1:])
+    for i, row in enumerate(drawn):  # by rows, since numpy's cumsum down the columns takes six times as long
+        np.add(total[i], row, out=total[i + 1])
     return total
 
 
-def _precision(positives: NDArray[np.float32], negatives: NDArray[np.float32]) -> NDArray[np.float32]:
+def _precision(positives: NDArray[np.int32], negatives: NDArray[np.int32]) -> NDArray[np.float32]:
     """1 where nothing is called positive yet, as scikit-learn has it."""
-    called = positives + negatives
-    return np.divide(positives, called, out=np.ones_like(called), where=called > 0)
+    share, called = positives.astype(np.float32), (positives + negatives).astype(np.float32)
+    nothing = called == 0
+    share += nothing
+    called += nothing
+    share /= called
+    return share
 
 
-def against(metric: str, inside: Array, outside: Array, name: str) -> Array:
-    """`fpr95`, `auroc` or `aupr_published` of values that are high for inliers, in every resample; `name` is the OOD
-    set's."""
-    separation = Resampled(inside, outside, counts("test", len(inside)), counts(name, len(outside)))
-    return getattr(separation, metric)()
+AGAINST: Mapping[str, Callable[[Array, Array, Counts, Counts], Array]] = {
+    "fpr95": _fpr95,
+    "auroc": _auroc,
+    "aupr_published": _aupr_published,
+}

@@ -6,7 +6,7 @@ from textwrap import wrap
 from demur.report.compare import Entry, Line, ReportTable
 from demur.study.published import MEAN, TEST, Column
 
-LEGEND = "In per cent: measured ± half its 95 % bootstrap interval over test points; below, published and difference."
+LEGEND = "In per cent: measured ± half its 95 % bootstrap interval over test points; below, published and difference"
 METRIC_TITLES = {
     "accuracy": "accuracy",
     "accuracy_with_none": "accuracy, none is wrong",
@@ -17,20 +17,29 @@ METRIC_TITLES = {
     "aupr_published": "AUPR",
     "mmc": "confidence",
 }
-BETTER_UP = ("accuracy", "accuracy_with_none", "auroc", "aupr_published")
 
 
 def heading(column: Column, table: ReportTable) -> list[str]:
-    """Task (where there are several), metric, set, the metric's convention."""
-    task = [column.task] if len(table.tasks) > 1 else []
+    """Task, metric, set and the metric's convention, each where the table has several."""
+    several_tasks, several_metrics, several_conventions = (
+        len({getattr(other, name) for other in table.columns}) > 1 for name in ("task", "metric", "convention")
+    )
     metric = METRIC_TITLES[column.metric]
     if column.set == TEST:
-        what = [f"{metric}, test" if column.metric == "mmc" else metric]
+        what = ["test" if column.metric == "mmc" else metric]
     elif column.set == MEAN:
         what = [f"mean {metric}, {len(column.over)} sets"]
     else:
-        what = [metric, column.set]
-    return [part.replace("_", " ") for part in (*task, *what, column.convention)]
+        what = [metric, column.set] if several_metrics else [column.set]
+    parts = [*[column.task] * several_tasks, *what, *[column.convention] * several_conventions]
+    return [part.replace("_", " ") for part in parts]
+
+
+def legend(table: ReportTable) -> list[str]:
+    """How to read the table, and what to know about it."""
+    conventions = {column.convention for column in table.columns}
+    alike = [f"All columns are computed in the {conventions.pop()} convention"] if len(conventions) == 1 else []
+    return [LEGEND, *alike, *table.remarks]
 
 
 def row_label(line: Line) -> str:
@@ -60,7 +69,7 @@ def seeds_text(entry: Entry) -> str:
 def published_text(entry: Entry) -> str:
     if entry.published is None:
         return ""
-    difference = "" if entry.difference is None else f" {100 * entry.difference:+.1f}"
+    difference = "" if entry.difference is None else f" {100 * entry.difference:+.1f}".replace("-", "−")
     return per_cent(entry.published.value) + difference
 
 
@@ -95,9 +104,9 @@ def text(table: ReportTable, width: int = 120) -> str:
         for label, row in zip(labels, cells, strict=True):
             said += _rows([label], [row[place] for place in places], margin, wide)
     best = (
-        ["* best measured of the column"] if any(entry.best for line in table.lines for entry in line.entries) else []
+        ["* Best measured of the column"] if any(entry.best for line in table.lines for entry in line.entries) else []
     )
-    return "\n".join([*said, "", LEGEND, *best, *table.remarks]) + "\n"
+    return "\n".join([*said, "", *legend(table), *best]) + "\n"
 
 
 def _pages(widths: Sequence[int], room: int) -> Iterator[list[int]]:
@@ -132,14 +141,24 @@ def markdown(table: ReportTable) -> str:
     rows += [["---", *("--:" for _ in table.columns)]]
     rows += [[f"`{line.row.label}`{'‡' * line.collapsed}", *map(cell, line.entries)] for line in table.lines]
     lines = [f"| {' | '.join(row)} |" for row in rows]
-    remarks = [f"- {remark}" for remark in (LEGEND, *table.remarks)]
+    remarks = [f"- {remark}" for remark in legend(table)]
     return "\n".join([f"### {table.title}", "", *lines, "", *remarks]) + "\n"
 
 
 # LaTeX --------------------------------------------------------------------------------------------------------------
 
 _SPECIAL = str.maketrans(
-    {"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "±": r"$\pm$", "–": "--", "†": r"\dag{}", "‡": r"\ddag{}"}
+    {
+        "%": r"\%",
+        "_": r"\_",
+        "&": r"\&",
+        "#": r"\#",
+        "±": r"$\pm$",
+        "–": "--",
+        "−": "$-$",
+        "†": r"\dag{}",
+        "‡": r"\ddag{}",
+    }
 )
 
 
@@ -161,7 +180,7 @@ def latex(table: ReportTable) -> str:
     rows = [["method", *(stack([escape(piece) for piece in heading(column, table)]) for column in table.columns)]]
     rows += [[escape(row_label(line)), *map(cell, line.entries)] for line in table.lines]
     body = [" & ".join(row) + r" \\" for row in rows]
-    caption = escape(" ".join([f"{table.title}.", LEGEND, *(f"{remark}." for remark in table.remarks)]))
+    caption = escape(" ".join(f"{sentence}." for sentence in (table.title, *legend(table))))
     return "\n".join(
         [
             r"\begin{table}",

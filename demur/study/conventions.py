@@ -1,17 +1,24 @@
-"""What "published" and "corrected" mean for a cell, in ordinary argument values. Nobody else knows of conventions."""
+"""What "published" and "corrected" mean for a cell, in ordinary argument values. Nobody else knows of conventions.
 
+Not reproduced of the published way: on CIFAR-100 soft labels' loss divided by K and not clipped, with tau 0.001; on
+text, Laplace's prior tuned on the training set.
+"""
+
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
+from torch import Tensor
+
 from demur.inference import CyclicalSGHMC, Flipout, Inference, Laplace, VariationalBayes
-from demur.likelihoods import Likelihood, outlier_exposure, soft_labels
+from demur.likelihoods import LabelModel, Likelihood, none_class, outlier_exposure, soft_labels
 from demur.method import parse_method
 from demur.names import choose
 from demur.networks import Network
 from demur.study.grid import TEXTS, Cell, setting
-from demur.tasks import IMAGES
+from demur.tasks import IMAGES, Store, default_outliers
 from demur.tasks.base import Recipe
 
 
@@ -39,13 +46,16 @@ class Fit:
     recipe: Recipe
 
 
-def resolve(cell: Cell) -> Fit:
-    """The cell's convention applied to the method's and the task's own values."""
+def resolve(cell: Cell, store: Store) -> Fit:
+    """The cell's convention applied to the method's and the task's own values, with the outliers that the store has."""
     method = parse_method(cell.method)
     given = setting(cell.task, method.inference_name)
     recipe = replace(given.recipe, seed=cell.seed, epochs=cell.epochs or given.recipe.epochs)
-    # a likelihood that looks at no outliers is the same network whatever the outliers are
-    outliers = cell.outliers if method.likelihood(2).outside is not None else None
+    outliers = cell.outliers
+    if method.likelihood(2).outside is None:
+        outliers = None  # where none are looked at, the network is the same whatever they are
+    elif outliers is None:
+        outliers = default_outliers(cell.task, store)
     data = Data(cell.task, outliers, cell.limit)
     fit = Fit(cell.method, data, given.network, method.likelihood, given.inference or method.inference, recipe)
     return choose(CONVENTIONS, cell.convention, "convention")(fit)
@@ -67,14 +77,35 @@ def published(fit: Fit) -> Fit:
         fit,
         data=data,
         likelihood=_published_likelihood(inference, likelihood, fit.likelihood),
-        inference=_published_inference(inference, likelihood, fit.inference, text),
-        recipe=_published_recipe(inference, likelihood, fit.recipe),
+        inference=_published_inference(likelihood, fit.inference, text, fit.recipe.batch_size),
     )
 
 
 def exposure_shared_among_classes(num_classes: int) -> Likelihood:
     """Outlier exposure of weight 0.5 / K."""
     return outlier_exposure(num_classes, weight=0.5 / num_classes)
+
+
+@dataclass(frozen=True)
+class Tempered:
+    """A density to a power: its log-probability and its information count so much less."""
+
+    model: LabelModel
+    power: float
+
+    def log_prob(self, logits: Tensor, label: Tensor) -> Tensor:
+        return self.power * self.model.log_prob(logits, label)
+
+    def fisher_root(self, logits: Tensor) -> Tensor:
+        return math.sqrt(self.power) * self.model.fisher_root(logits)
+
+
+def none_class_averaged_together(num_classes: int) -> Likelihood:
+    """The cross-entropy's mean over in- and outliers together: each kind counts half."""
+    usual = none_class(num_classes)
+    assert usual.outside is not None
+    half = Tempered(usual.inside, 0.5)
+    return replace(usual, inside=half, outside=replace(usual.outside, model=half))
 
 
 def _published_likelihood(
@@ -84,27 +115,22 @@ def _published_likelihood(
         return exposure_shared_among_classes
     if likelihood == "sl":
         return partial(soft_labels, smoothing=1e-30)
+    if likelihood == "nc" and inference in ("flipout", "csghmc"):
+        return none_class_averaged_together
     return usual
 
 
-def _published_inference(inference: str, likelihood: str, usual: Inference, text: bool) -> Inference:
-    halved = bool(likelihood)  # in- and outliers averaged together: both terms count half
+def _published_inference(likelihood: str, usual: Inference, text: bool, batch_size: int) -> Inference:
     if isinstance(usual, Laplace):
         low, high = (-1.0, 3.0) if text else (3.0, 6.0)
         grid = tuple(10 ** (low + (high - low) * k / 99) for k in range(100))
         return replace(usual, estimator="batch_mean", grid=grid, slack=0.0, tuning_draws=5)
     if isinstance(usual, VariationalBayes):
-        return replace(usual, kl_count=128, prior_decay=1e-3 if likelihood else 5e-4)
+        return replace(usual, kl_count=batch_size, prior_decay=1e-3 if likelihood else 5e-4)
     if isinstance(usual, Flipout):
-        return replace(usual, mean_kl=True, tau=0.2 if halved else 0.1)
+        return replace(usual, mean_kl=True)
     if isinstance(usual, CyclicalSGHMC):
-        return replace(usual, temperature="1/N", lr=0.05 if halved else 0.1)
-    return usual
-
-
-def _published_recipe(inference: str, likelihood: str, usual: Recipe) -> Recipe:
-    if inference == "csghmc" and likelihood:
-        return replace(usual, weight_decay=2 * usual.weight_decay)
+        return replace(usual, temperature="1/N")
     return usual
 
 

@@ -26,10 +26,12 @@ from demur.study.conventions import Data, Fit, resolve
 from demur.study.grid import Cell
 from demur.study.results import (
     POSTERIOR,
+    Result,
     describe,
     folder_name,
     is_done,
     read_record,
+    read_result,
     write_record,
     write_result,
 )
@@ -49,6 +51,9 @@ class Place:
     store: Store
     device: str = "cpu"
     keep_posteriors: bool = True
+
+    def folder(self, cell: Cell) -> Path:
+        return self.runs / folder_name(resolve(cell, self.store))
 
 
 @contextmanager
@@ -83,7 +88,7 @@ def parts_of(fit: Fit) -> list[Fit]:
     ]
 
 
-def networks_of(cells: Sequence[Cell]) -> set[str]:
+def networks_of(cells: Sequence[Cell], store: Store) -> set[str]:
     """The folders of all networks that must be trained, each counted once however many cells share it."""
 
     def leaves(fit: Fit) -> Iterator[Fit]:
@@ -93,7 +98,7 @@ def networks_of(cells: Sequence[Cell]) -> set[str]:
         for part in parts:
             yield from leaves(part)
 
-    return {folder_name(leaf) for cell in cells for leaf in leaves(resolve(cell))}
+    return {folder_name(leaf) for cell in cells for leaf in leaves(resolve(cell, store))}
 
 
 def fitted(fit: Fit, place: Place) -> Posterior:
@@ -119,7 +124,7 @@ def fitted(fit: Fit, place: Place) -> Posterior:
 
 def run_cell(cell: Cell, place: Place) -> Path:
     """Make the cell's folder whole, or leave it if it is."""
-    fit = resolve(cell)
+    fit = resolve(cell, place.store)
     folder = place.runs / folder_name(fit)
     if not is_done(folder):
         posterior = fitted(fit, place)
@@ -202,19 +207,19 @@ def attempt(cell: Cell, place: Place) -> list[Failure]:
     try:
         run_cell(cell, place)
     except (ValueError, ArithmeticError, RuntimeError, OSError) as error:
-        folder = place.runs / folder_name(resolve(cell))
+        folder = place.folder(cell)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "log.txt").write_text(f"{type(error).__name__}: {error}\n", "utf-8")
         return [Failure(cell, f"{error} (log: {folder / 'log.txt'})")]
     return []
 
 
-def seconds_left(cells: Sequence[Cell], runs: Path) -> str:
+def seconds_left(cells: Sequence[Cell], place: Place) -> str:
     """What the cells that are not done will take, going by those that are: of the same method and task, or any."""
     known: dict[tuple[str, str], list[float]] = {}
     waiting = []
     for cell in cells:
-        folder = runs / folder_name(resolve(cell))
+        folder = place.folder(cell)
         if is_done(folder):
             seconds = sum(read_record(folder)["seconds"].values())
             known.setdefault((cell.task, cell.method), []).append(seconds)
@@ -226,3 +231,9 @@ def seconds_left(cells: Sequence[Cell], runs: Path) -> str:
         return "how long it takes is known once one cell of each task is done" if waiting else "nothing is left to do"
     total = sum(sum(guess) / len(guess) for guess in guesses if guess)
     return f"about {total / 60:.1f} minutes left" if waiting else "nothing is left to do"
+
+
+def results_of(cells: Sequence[Cell], place: Place) -> list[Result]:
+    """What is done of the cells, in their order."""
+    folders = [(place.folder(cell), cell) for cell in cells]
+    return [read_result(folder, cell) for folder, cell in folders if is_done(folder)]

@@ -57,8 +57,7 @@ class ShiftFigure:
 
 
 def _read(name: str) -> Iterator[dict[str, str]]:
-    with (files("demur.study") / name).open(encoding="utf-8", newline="") as lines:
-        yield from csv.DictReader(lines)
+    yield from csv.DictReader((files("demur.study") / name).read_text("utf-8").splitlines())
 
 
 def _set(task: str, printed: str) -> str:
@@ -208,12 +207,14 @@ def _both(task: str, published: str, corrected: str) -> tuple[Column, ...]:
     return Column(task, TEST, published), Column(task, TEST, corrected, "corrected")
 
 
-def _calibration(label: str, outliers: str, rows: tuple[Row, ...], tasks: tuple[str, ...]) -> tuple[Table, ...]:
+def _calibration(
+    label: str, outliers: str, of: str, rows: tuple[Row, ...], tasks: tuple[str, ...]
+) -> tuple[Table, ...]:
     accuracy = tuple(column for task in tasks for column in _both(task, "accuracy_with_none", "accuracy"))
     ece = tuple(column for task in tasks for column in _both(task, "ece_published", "ece"))
     return (
-        Table(label, "accuracy", "Accuracy", outliers, rows, accuracy),
-        Table(label, "ece", "Expected calibration error", outliers, rows, ece),
+        Table(label, "accuracy", f"Accuracy{of}", outliers, rows, accuracy),
+        Table(label, "ece", f"Expected calibration error{of}", outliers, rows, ece),
     )
 
 
@@ -240,14 +241,14 @@ _NOISE = _rows("map", "map+oe", *_LA)
 _AUX = _rows("flipout", "flipout+nc", "csghmc", "csghmc+nc", "de", "de+nc")
 
 TABLES: tuple[Table, ...] = (
-    *_calibration("acc_ece", "imagenet32", _MAIN, IMAGES),
+    *_calibration("acc_ece", "imagenet32", "", _MAIN, IMAGES),
     _summary("ood_summary", "imagenet32", "Mean FPR95", _MAIN, IMAGES, ece=False),
-    _summary("ood_nlp", "wikitext2", "Text: ECE and mean FPR95", _TEXT, TEXTS),
-    _summary("ood_noise", "smooth", "Trained with smooth noise: ECE and mean FPR95", _NOISE, ("svhn", *NATURAL)),
-    _summary("ood_aux", "imagenet32", "Other Bayesian methods: ECE and mean FPR95", _AUX, NATURAL),
-    *_calibration("acc_ece_smooth", "smooth", _MAIN, IMAGES),
-    *_calibration("acc_ece_nlp", "wikitext2", _TEXT, TEXTS),
-    *_calibration("acc_ece_aux", "imagenet32", _AUX, NATURAL),
+    _summary("ood_nlp", "wikitext2", "ECE and mean FPR95, text", _TEXT, TEXTS),
+    _summary("ood_noise", "smooth", "ECE and mean FPR95, trained with smooth noise", _NOISE, ("svhn", *NATURAL)),
+    _summary("ood_aux", "imagenet32", "ECE and mean FPR95, other Bayesian methods", _AUX, NATURAL),
+    *_calibration("acc_ece_smooth", "smooth", ", trained with smooth noise", _MAIN, IMAGES),
+    *_calibration("acc_ece_nlp", "wikitext2", ", text", _TEXT, TEXTS),
+    *_calibration("acc_ece_aux", "imagenet32", ", other Bayesian methods", _AUX, NATURAL),
     *(_confidence(task) for task in IMAGES),
     *(_detailed("fpr95", "imagenet32", "FPR95", "fpr95", _MAIN_HIDDEN, task) for task in IMAGES),
     *(_detailed("auroc", "imagenet32", "AUROC", "auroc", _MAIN_HIDDEN, task) for task in IMAGES),
@@ -258,7 +259,7 @@ TABLES: tuple[Table, ...] = (
     ),
     *(_detailed("fpr95_nlp_detailed", "wikitext2", "FPR95", "fpr95", _TEXT_HIDDEN, task) for task in TEXTS),
     *(
-        _detailed("ood_aux_more", "imagenet32", "FPR95 of other Bayesian methods", "fpr95", _AUX, task)
+        _detailed("ood_aux_more", "imagenet32", "FPR95, other Bayesian methods", "fpr95", _AUX, task)
         for task in NATURAL
     ),
 )

@@ -1,6 +1,7 @@
 """A cell is a folder: what it was made with, and its predictions, from which every figure is computed."""
 
 import hashlib
+import inspect
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from demur.metrics import Prediction
-from demur.study.conventions import Fit, resolve
+from demur.study.conventions import Fit
 from demur.study.grid import Cell
 
 PREDICTIONS, RECORD, POSTERIOR = "predictions.safetensors", "cell.json", "posterior.safetensors"
@@ -36,11 +37,15 @@ def describe(value: Any) -> Any:
     """A value as JSON that determines it: dataclasses and functions by name, with all their arguments."""
     if is_dataclass(value) and not isinstance(value, type):
         return {"is": type(value).__name__} | {f.name: describe(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, partial):
-        arguments = {name: describe(argument) for name, argument in value.keywords.items()}
-        return {"is": value.func.__name__, "args": describe(value.args)} | arguments
     if callable(value):
-        return value.__name__
+        called = value if isinstance(value, partial) else partial(value)
+        defaults = {
+            name: parameter.default
+            for name, parameter in inspect.signature(called).parameters.items()
+            if parameter.default is not parameter.empty
+        }
+        arguments = {name: describe(default) for name, default in (defaults | called.keywords).items()}
+        return {"is": called.func.__name__} | arguments
     if isinstance(value, list | tuple):
         return [describe(item) for item in value]
     return value
@@ -110,15 +115,12 @@ def read_result(folder: Path, cell: Cell) -> Result:
     return Result(cell, tensors["y"], sets["test"], ood, record)
 
 
-def read_results(runs: Path, cells: Iterable[Cell] | None = None) -> list[Result]:
-    """What is done of the given cells, or of all that the folder was ever asked for, in their order."""
-    if cells is not None:
-        folders = [(runs / folder_name(resolve(cell)), cell) for cell in cells]
-    else:
-        found = [folder.parent for folder in sorted(runs.glob(f"*/{RECORD}"))]
-        folders = [(folder, Cell(**asked)) for folder in found for asked in read_record(folder)["cells"]]
-        folders.sort(key=lambda pair: [str(value) for value in asdict(pair[1]).values()])
-    return [read_result(folder, cell) for folder, cell in folders if is_done(folder)]
+def read_results(runs: Path) -> list[Result]:
+    """The results of all cells that the folder was ever asked for, in a fixed order."""
+    found = [folder.parent for folder in sorted(runs.glob(f"*/{RECORD}"))]
+    asked = [(folder, Cell(**cell)) for folder in found for cell in read_record(folder)["cells"]]
+    asked.sort(key=lambda pair: [str(value) for value in asdict(pair[1]).values()])
+    return [read_result(folder, cell) for folder, cell in asked]
 
 
 def pack(runs: Path, out: Path) -> list[Path]:

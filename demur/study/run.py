@@ -1,5 +1,6 @@
 """From a task and a method, or from a study's result, to figures."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -34,11 +35,13 @@ class Row:
     notes: Mapping[str, str]  # what stands in for what
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Strict JSON has no nan: a metric without a value is null."""
+        return asdict(self) | {"metrics": {k: None if math.isnan(v) else v for k, v in self.metrics.items()}}
 
     def mean_over_ood(self, metric: str) -> float:
-        """Over the OOD sets, the far-away one apart: it asks something else."""
-        near = [figures[metric] for name, figures in self.ood.items() if name != "far_away"]
+        """Over the OOD sets, but those trained with, and the far-away one: it asks something else."""
+        left_out = {"far_away", *(self.trained_with or "").split("+")}
+        near = [figures[metric] for name, figures in self.ood.items() if name not in left_out]
         return sum(near) / len(near)
 
     @property

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from demur.names import choose
+from demur.streams import generator_for
 from demur.tasks.base import Recipe as Recipe
 from demur.tasks.base import Split as Split
 from demur.tasks.base import Task as Task
@@ -63,13 +64,20 @@ def load(
     return shortened(task, limit)
 
 
+def default_outliers(name: str, store: Store) -> str | None:
+    """What a task is trained with where no outliers are named; None where it brings its own."""
+    if name in EMBEDDED:
+        return None
+    return OUTLIERS[0] if name in TEXTS else photographs_of(store)
+
+
 def shortened(task: Task, limit: int | None) -> Task:
     """At most a sixth of `limit` of everything that is not trained on, always the same ones."""
     if limit is None:
         return task
 
     def rows(x: Tensor) -> Tensor:
-        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+        order = torch.randperm(len(x), generator=generator_for("shortened"))
         return order[: max(1, limit // 6)].sort().values
 
     def some(split: Split) -> Split:

@@ -9,8 +9,10 @@ from torch import Tensor
 
 
 def as_input(x: Tensor) -> Tensor:
-    """What a network is fed: uint8 pictures become floats in [0, 1]; floats and token numbers pass."""
-    return x.float().div_(255) if x.dtype == torch.uint8 else x
+    """What a network is fed: uint8 pictures become floats in [0, 1], floats float32; token numbers pass."""
+    if x.dtype == torch.uint8:
+        return x.float().div_(255)
+    return x.float() if x.is_floating_point() else x
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,11 @@ class Split:
 
     x: Tensor
     y: Tensor
+
+    def __post_init__(self) -> None:
+        if self.y.is_floating_point() or self.y.is_complex():
+            raise ValueError(f"labels are {self.y.dtype}; give whole numbers, the classes' indices")
+        object.__setattr__(self, "y", self.y.long())
 
     def __len__(self) -> int:
         return len(self.x)
@@ -66,8 +73,8 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 class Task:
     """A classification problem: data to fit, to tune and to test with, and inputs that belong to no class.
 
-    `trained_with` names the outliers. `augment` acts on the batches of training, in- and outliers alike. `missing` names
-    the OOD test sets that were to be had nowhere, and `notes` says what stands in for what, so that tables can.
+    `trained_with` names the outliers. `augment` acts on the batches of training, in- and outliers alike. `missing` has
+    the OOD test sets that were to be had nowhere, and `notes` what stands in for what, so that tables can say so.
     """
 
     name: str

@@ -7,6 +7,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from demur.streams import generator_for
 from demur.tasks.base import Fixed, Split, Task
 from demur.tasks.outliers import far_away, smooth, uniform
 
@@ -20,7 +21,7 @@ def digits() -> Task:
     from sklearn.datasets import load_digits  # takes a second, and only this task needs it
 
     bunch = load_digits()
-    generator = torch.Generator().manual_seed(0)
+    generator = generator_for("digits")
     order = torch.randperm(len(bunch.target), generator=generator)
     x = torch.from_numpy(np.rint(bunch.images * (255 / 16)).astype(np.uint8))[order].unsqueeze(1)
     y = torch.from_numpy(bunch.target)[order].long()
@@ -73,7 +74,7 @@ def _letters(count: int, generator: torch.Generator) -> Tensor:
 
 def blobs() -> Task:
     """Four classes in the plane, around (+-2, +-2), with outliers from Unif[-6, 6]^2 among and around them."""
-    generator = torch.Generator().manual_seed(0)
+    generator = generator_for("blobs")
     centres = torch.tensor([(-2.0, -2.0), (-2.0, 2.0), (2.0, -2.0), (2.0, 2.0)])
 
     def draw(count: int) -> Split:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from demur.names import choose
+from demur.streams import generator_for
 from demur.tasks.augment import Jitter, random_crops
 from demur.tasks.base import Augment, Fixed, OutlierSource, Split, Task
 from demur.tasks.catalogue import CATALOGUE
@@ -149,7 +150,7 @@ def picked(split: Split, rows: Tensor) -> Split:
 
 def shuffled(count: int) -> Tensor:
     """0 to count - 1 in an order that is always the same."""
-    return torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    return torch.randperm(count, generator=generator_for("order"))
 
 
 def drawn(x: Tensor) -> Tensor:
@@ -169,7 +170,7 @@ def photographs_of(store: Store) -> str:
 
 def noise(pictures: Tensor) -> dict[str, Tensor]:
     """The synthetic OOD sets, as many inputs each as there are pictures."""
-    generator = torch.Generator().manual_seed(0)
+    generator = generator_for("test noise")
     flat = uniform(len(pictures), tuple(pictures.shape[1:]), generator)
     return {"uniform": flat, "smooth": smooth(pictures, generator), "far_away": far_away(flat)}
 

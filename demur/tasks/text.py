@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from demur.names import choose
+from demur.streams import generator_for
 from demur.tasks.base import Fixed, OutlierSource, Split, Task
 from demur.tasks.outliers import Mixed
 from demur.tasks.store import Store
@@ -135,7 +136,7 @@ def text_task(
         words = [word for text in texts for word in tokens_out(text)]
         if part == SHUFFLED:
             words = [words[i] for i in shuffled(len(words))]
-        return Fixed(vocabulary.encode(pieces(words, lengths, torch.Generator().manual_seed(0))))
+        return Fixed(vocabulary.encode(pieces(words, lengths, generator_for("pieces"))))
 
     def split(texts: list[str], y: Tensor) -> Split:
         return Split(vocabulary.encode(map(tokens_in, texts)), y)
@@ -197,4 +198,4 @@ def ood_texts(store: Store) -> dict[str, list[str]]:
 
 def shuffled(count: int) -> list[int]:
     """0 to count - 1 in an order that is always the same."""
-    return torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
+    return torch.randperm(count, generator=generator_for("order")).tolist()
