@@ -114,18 +114,17 @@ def run(
 
     parse_method(method)
     for path in (json_file, save):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ValueError(f"the folder of {path} does not exist; create it first")
+        _check_writable(path)
     console = _console()
     began, started = time.time(), time.perf_counter()
     with _progress(console, f"{task} {method}"):
         loaded = _load(task, data, outliers, limit, exclude_overlap).to(_device(device))
         row = study.run(loaded, method, seed=seed, epochs=epochs, save_to=save, load_from=load)
     duration = time.perf_counter() - started
+    console.print(sheet(row, f"{task} {method}, seed {seed}, {row.epochs} epochs, {duration:.0f} s: per cent"))
     if json_file is not None:
         record = row.as_json() | {"demur": demur.__version__, "time": began, "duration": duration}
-        json_file.write_text(json.dumps(record, indent=2) + "\n", "utf-8")
-    console.print(sheet(row, f"{task} {method}, seed {seed}, {row.epochs} epochs, {duration:.0f} s: per cent"))
+        json_file.write_text(json.dumps(record, indent=2, allow_nan=False) + "\n", "utf-8")
 
 
 @app.command()
@@ -135,6 +134,7 @@ def toy(out: Annotated[Path, typer.Argument(help="A PNG, SVG or PDF file.")]) ->
 
     if out.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise ValueError(f"file name {str(out)!r} does not end in .png, .svg or .pdf; rename it")
+    _check_writable(out)
     with _progress(_console(), "toy figure"):
         draw_toy(out)
     print(f"wrote {out}")
@@ -158,7 +158,7 @@ def demo(
         for number, method in enumerate(PAPER_ROWS, start=1):
             describe(f"digits {method} ({number} of {len(PAPER_ROWS)})")
             rows.append(run_method(digits, method))
-        (out / "digits.json").write_text(json.dumps([row.as_json() for row in rows], indent=2) + "\n", "utf-8")
+            (out / "digits.json").write_text(json.dumps([row.as_json() for row in rows], indent=2) + "\n", "utf-8")
         describe("toy figure")
         draw_toy(out / "toy.png")
     console.print(table(rows, "digits, seed 0: accuracy and ECE inside, FPR95 on sets of outliers; per cent"))
@@ -200,6 +200,7 @@ def study(
     from demur.study.grid import Cell, select
     from demur.study.run import row_of
 
+    _check_writable(markdown)
     cells = select(name, tasks=task, methods=method, convention=convention, seeds=seeds, epochs=epochs, limit=limit)
     place = Place(runs, _store(data), _device(device), keep_posteriors)
     done, networks = len(results_of(cells, place)), len(networks_of(cells, place.store))
@@ -225,6 +226,23 @@ def study(
         print(f"demur: {failure.cell.task} {failure.cell.method} failed: {failure.reason}", file=sys.stderr)
     if failures:
         raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    runs: Annotated[Path, typer.Argument(help="Folder of results.")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="Folder for tables, figures and index.html.")] = Path("report"),
+) -> None:
+    """Set every measured figure beside the published one: tables, figures, and one page that shows them all."""
+    from demur.report.page import write_report
+    from demur.study.results import read_results
+
+    results = read_results(runs)
+    if not results:
+        raise ValueError(f"there are no results in {runs}; make some with: demur study digits --runs {runs}")
+    out.mkdir(parents=True, exist_ok=True)
+    write_report(results, out)
+    print(f"wrote {out / 'index.html'} from {len(results)} cells")
 
 
 @app.command()
@@ -312,6 +330,17 @@ def add_data(
 
     for written in add(_store(data), name, path, split):
         print(written)
+
+
+def _check_writable(path: Path | None) -> None:
+    """Before anything is computed that would be lost."""
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ValueError(f"the folder of {path} does not exist; create it first")
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise ValueError(f"{path} cannot be written to; name another file")
 
 
 def _load(

@@ -156,6 +156,8 @@ class Likelihood:
 
     def probs(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         """Class probabilities (..., K) and the none class's (...), or None; together they sum to one."""
+        if logits.shape[-1] != self.num_outputs:
+            raise ValueError(f"{logits.shape[-1]} logits do not fit this likelihood of {self.num_outputs} outputs")
         probs = logits.softmax(-1)
         return probs[..., : self.num_classes], probs[..., self.num_classes] if self.has_none_class else None
 

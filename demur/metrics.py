@@ -32,6 +32,11 @@ class Prediction:
     def __len__(self) -> int:
         return len(self.probs)
 
+    def __repr__(self) -> str:
+        return (
+            f"Prediction({len(self)} inputs, {self.probs.shape[1]} classes{'' if self.none is None else ' and none'})"
+        )
+
 
 def _double(x: Tensor) -> Array:
     return x.numpy(force=True).astype(np.float64)

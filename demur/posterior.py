@@ -138,34 +138,47 @@ class Mixture:
 FORMAT = 1
 
 
-def save(posterior: Posterior, path: str | Path) -> None:
-    """Write the posterior to one file, whole or not at all."""
+def save(posterior: Posterior, path: str | Path, about: Mapping[str, str] | None = None) -> None:
+    """Write the posterior to one file, whole or not at all. `about` says what it is, for whoever reads it back."""
     tensors: dict[str, Tensor] = {}
-    header = {"format": FORMAT, "posterior": _pack(posterior, "", tensors)}
+    header = {"format": FORMAT, "posterior": _pack(posterior, "", tensors), "about": dict(about or {})}
     path = Path(path)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         save_file(_apart(tensors), unfinished, metadata={"demur": json.dumps(header)})
         os.replace(unfinished, path)
+    except SafetensorError as error:
+        raise OSError(f"cannot write {path}: {error}") from None
     finally:
         unfinished.unlink(missing_ok=True)
 
 
 def load(path: str | Path, build: Callable[[], nn.Module], device: torch.device | str = "cpu") -> Posterior:
-    """Read a posterior back; `build` makes a fresh network of the kind it was fitted with."""
+    """Read a posterior back; `build` makes a fresh network of the kind it was fitted with, its head included."""
+    header, tensors = _read(path)
+    return _unpack(header["posterior"], "", tensors, build, device)
+
+
+def read_about(path: str | Path) -> dict[str, str]:
+    """What the file says that it is."""
+    return _read(path)[0]["about"]
+
+
+def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         with safe_open(path, "pt") as file:
             header = json.loads((file.metadata() or {})["demur"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
         if header["format"] != FORMAT:
             raise ValueError(f"{path} has format {header['format']}, this demur reads {FORMAT}; save it anew")
-        return _unpack(header["posterior"], "", tensors, build, device)
+        header["posterior"]["kind"], header["about"]
     except FileNotFoundError:
         raise ValueError(f"posterior {path} does not exist; fit one and save it first") from None
     except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(
             f"{path} is not a posterior saved by demur, or it is damaged ({error}); save it anew"
         ) from None
+    return header, tensors
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

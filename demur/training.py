@@ -14,7 +14,7 @@ from demur.checkpoint import Checkpoint
 from demur.likelihoods import Likelihood
 from demur.names import choose
 from demur.streams import generator_for
-from demur.tasks.base import Recipe, Task, as_input
+from demur.tasks.base import Recipe, Task, as_input, check_finite
 
 
 @dataclass(frozen=True)
@@ -167,6 +167,7 @@ def list_batches(task: Task, recipe: Recipe, with_outliers: bool, generator: tor
     pool = task.outliers.epoch(generator)
     if pool.dtype != task.train.x.dtype:
         raise ValueError(f"outliers are {pool.dtype}, inliers {task.train.x.dtype}; bring them to one type and range")
+    check_finite("an epoch of outliers", pool)
     rounds = math.ceil(len(inside) * size / len(pool))
     order = torch.cat([torch.randperm(len(pool), generator=generator, device=device) for _ in range(rounds)])
     outside = order[: len(inside) * size].split(size)

@@ -52,7 +52,7 @@ def test_a_saved_posterior_gives_the_same_figures(tmp_path):
     assert first["ood"] == second["ood"]
     wrong = demur_command("run", "digits", "vb", "--load", "p", cwd=tmp_path)
     assert wrong.returncode == 2
-    assert "fitted with" in wrong.stderr
+    assert "not vb on digits" in wrong.stderr
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, jacrev, vmap
 
 from demur.inference import Flipout
 from demur.inference.flipout import FlipoutLayer, convert, restore
-from demur.likelihoods import Likelihood, none_class
+from demur.likelihoods import Likelihood, Outliers, none_class
 from demur.networks import wide_resnet
 from demur.tasks.base import Recipe
 from demur.training import observed
@@ -177,7 +177,8 @@ def test_norms_and_attention_stay_points_and_nothing_decays() -> None:
     posterior = Flipout(tau=0.0).fit(Attentive, none_class(3), make_task(), recipe)
     layers = ("conv", "blocks.0.0", "blocks.1.0", "head")
     assert set(posterior.variance) == {f"{layer}.{name}" for layer in layers for name in ("weight", "bias")}
-    silent = Flipout(tau=0.0).fit(Attentive, Likelihood(4, Silent()), make_task(classes=3), recipe)
+    says_nothing = Likelihood(3, Silent(), Outliers(Silent(), (0.0, 0.0, 0.0, 1.0)))
+    silent = Flipout(tau=0.0).fit(Attentive, says_nothing, make_task(), recipe)
     assert all(torch.equal(value, silent.network.get_parameter(name)) for name, value in fresh.named_parameters())
 
 

@@ -33,4 +33,8 @@ def fit_parts(
 
 def build(network: Network, likelihood: Likelihood, task: Task) -> torch.nn.Module:
     """A fresh network with the right head, where the data is."""
+    if likelihood.num_classes != task.num_classes:
+        raise ValueError(
+            f"the likelihood has {likelihood.num_classes} classes, the task {task.num_classes}; they must agree"
+        )
     return network(likelihood.num_outputs).to(task.train.x.device)

@@ -162,7 +162,8 @@ def make_plan(network: nn.Module, x: Tensor, budget: int, only: Collection[str] 
     # what autograd keeps, three of the largest gradients on their way, and the largest layer's own gradients
     largest = max((workspace[name] for name in layers), default=0)
     gradients = 4 * sum(parameters[name].numel() for name in rest) if vectorised else 0
-    per_example = (saved[3] - saved[2]) + max(largest, 2 * gradients) + saved[2] // 2
+    counted = (saved[3] - saved[2]) + max(largest, 2 * gradients) + saved[2] // 2
+    per_example = counted * 3 // 2  # layouts are converted and buffers kept in places that cannot be seen from here
     return Plan(layers, rest, vectorised, per_example, max(1, budget // max(1, per_example)))
 
 

@@ -67,7 +67,9 @@ class Laplace:
         """Sum over the inliers, plus w * N / M times the sum over the outliers."""
         only = None
         if self.over == "head":
-            only = [name for name, _ in with_head(model).named_parameters() if name.startswith("head.")]
+            only = [
+                name for name, _ in with_head(model, task.train.x[:2]).named_parameters() if name.startswith("head.")
+            ]
         generator = generator_for("fisher", seed, device=task.train.x.device)
 
         def total(x: Tensor, root: Root) -> dict[str, Tensor]:
@@ -103,7 +105,7 @@ class Laplace:
         if chosen in (min(self.grid), max(self.grid)):
             warnings.warn(
                 f"the best prior precision, {chosen:g}, is at the edge of the grid "
-                f"({min(self.grid):g} to {max(self.grid):g}); widen the grid",
+                f"({min(self.grid):g} to {max(self.grid):g}); widen Laplace's grid",
                 stacklevel=3,
             )
         return chosen

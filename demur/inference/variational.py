@@ -12,7 +12,7 @@ from demur.inference.base import Inference, build
 from demur.likelihoods import Likelihood
 from demur.networks import Network
 from demur.posterior import Gaussian, Posterior
-from demur.tasks.base import Recipe, Task
+from demur.tasks.base import Recipe, Task, as_input
 from demur.training import optimizer_for, seeded, train
 
 
@@ -79,7 +79,7 @@ class VariationalBayes:
         self, network: Network, likelihood: Likelihood, task: Task, recipe: Recipe, parts: Sequence[Posterior] = ()
     ) -> Gaussian:
         with seeded(recipe.seed, task.train.x.device):
-            model = with_head(build(network, likelihood, task))
+            model = with_head(build(network, likelihood, task), task.train.x[:2])
             head = model.head = MeanFieldHead(model.get_submodule("head"), self.log_variance, self.training_draws)
             undecayed = [name for name, _ in model.named_parameters() if name.startswith("head.")]
 
@@ -92,11 +92,18 @@ class VariationalBayes:
         return Gaussian(model, head.variance("head."), self.num_draws, recipe.seed, over_head=True)
 
 
-def with_head(model: nn.Module) -> nn.Module:
-    """The model itself, if its head can be treated apart."""
-    if not isinstance(getattr(model, "head", None), nn.Linear) or not callable(getattr(model, "features", None)):
+def with_head(model: nn.Module, x: Tensor) -> nn.Module:
+    """The model itself, if its head can be treated apart; x are a few inputs to see that with."""
+    apart = isinstance(getattr(model, "head", None), nn.Linear) and callable(getattr(model, "features", None))
+    if apart:
+        mode = model.training
+        with torch.no_grad():
+            whole = model.eval()(as_input(x))
+            apart = torch.allclose(whole, model.head(model.features(as_input(x))), rtol=1e-3, atol=1e-5)  # type: ignore[operator]
+        model.train(mode)
+    if not apart:
         raise ValueError(
-            f"the network ({type(model).__name__}) has no .features and .head (nn.Linear); a method over the last "
-            "layer needs them, with forward = head(features(x))"
+            f"the network ({type(model).__name__}) has no .features and .head (nn.Linear) with forward = "
+            "head(features(x)); a method over the last layer needs them"
         )
     return model

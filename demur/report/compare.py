@@ -61,6 +61,7 @@ class Measurement:
     high: float
     by_seed: tuple[float, ...]
     partial: bool  # a mean that lacks some of its sets
+    collapsed: bool  # of a classifier that tells no classes apart
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,6 @@ class Entry:
 class Line:
     row: Row
     entries: tuple[Entry, ...]
-    collapsed: bool
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,6 @@ class ReportTable:
     @property
     def title(self) -> str:
         return f"{self.table.title}; {self.kind.title}"
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(column.task for column in self.columns))
 
 
 class Measured:
@@ -159,16 +155,24 @@ class _Runs:
         return sorted(by_outliers.get(outliers, ()), key=lambda measured: measured.result.cell.seed)
 
 
+def kind_of(cell: Cell) -> Kind:
+    return Kind(cell.convention, cell.epochs, cell.limit)
+
+
 def outliers_of(cell: Cell) -> str:
     return cell.outliers or DEFAULT_OUTLIERS.get(cell.task, "default")
 
 
+def unusual(task: str, outliers: str) -> str:
+    """The outliers, for a title, where they are not the task's own; else nothing."""
+    return "" if outliers == DEFAULT_OUTLIERS.get(task, "default") else outliers
+
+
 def tables(results: Sequence[Result], everything: bool = False) -> list[ReportTable]:
-    """The paper's tables, then one of our own a task; of each, the tasks that were measured, unless `everything` is
-    wanted: then every published figure is in there."""
-    measured = [Measured(result) for result in results]
-    kinds = sorted({_kind(one) for one in measured}, key=repr) or [Kind("corrected", None, None)]
-    by_kind = {kind: [one for one in measured if _kind(one) == kind] for kind in kinds}
+    """One of our own for each task, then the paper's, of which the tasks that were measured; with `everything`, all of
+    them, so that every published figure is there."""
+    kinds = sorted({kind_of(result.cell) for result in results}, key=repr) or [Kind("corrected", None, None)]
+    by_kind = {kind: [Measured(one) for one in results if kind_of(one.cell) == kind] for kind in kinds}
     wanted = [(table, kind) for kind in kinds for table in _own_tables(by_kind[kind])]
     wanted += [(table, kind) for table in TABLES for kind in kinds]
     runs = {kind: _Runs(of_kind) for kind, of_kind in by_kind.items()}
@@ -176,17 +180,17 @@ def tables(results: Sequence[Result], everything: bool = False) -> list[ReportTa
     return [table for table in filled if table.columns]
 
 
-def _kind(measured: Measured) -> Kind:
-    cell = measured.result.cell
-    return Kind(cell.convention, cell.epochs, cell.limit)
-
-
 def _own_tables(results: Sequence[Measured]) -> list[Table]:
     """A task's every method, in the corrected metrics, on every OOD set."""
     places = sorted({(one.result.cell.task, outliers_of(one.result.cell)) for one in results})
     made = []
     for task, outliers in places:
-        here = [one.result for one in results if one.result.cell.task == task]
+        here = [
+            one.result
+            for one in results
+            if one.result.cell.task == task
+            and ("+" not in one.result.cell.method or outliers_of(one.result.cell) == outliers)
+        ]
         sets = tuple(dict.fromkeys(name for result in here for name in result.ood))
         unseen = tuple(name for name in sets if name not in (FAR_AWAY, outliers))
         columns = (
@@ -197,10 +201,9 @@ def _own_tables(results: Sequence[Measured]) -> list[Table]:
         )
         found = {Row(one.cell.method, score) for one in here for score in ("max_prob", *_none_score(one))}
         rows = tuple(sorted(found, key=lambda row: (METHODS.index(row.method), row.score)))
-        usual = outliers == DEFAULT_OUTLIERS.get(task, "default")
-        trained = "" if usual else f", trained with {outliers}"
-        part = task if usual else f"{task}-{outliers}"
-        made.append(Table("measured", part, f"All methods, {task}{trained}", outliers, rows, columns))
+        special = unusual(task, outliers)
+        title = f"All methods, {task}" + f", trained with {outliers}" * bool(special)
+        made.append(Table("measured", "-".join(filter(None, (task, special))), title, outliers, rows, columns))
     return made
 
 
@@ -214,7 +217,7 @@ def _fill(table: Table, kind: Kind, runs: _Runs, everything: bool) -> ReportTabl
         for row in table.rows
         for task in {column.task for column in table.columns}
     }
-    # a method that is shown no outliers stands in every table, but makes none of those trained with others worth showing
+    # a method that is shown no outliers fits every table, but is no reason to show those trained with others
     done = {
         task
         for (_, task), results in found.items()
@@ -228,7 +231,6 @@ def _fill(table: Table, kind: Kind, runs: _Runs, everything: bool) -> ReportTabl
                 Entry(_measure(found[row, column.task], column, row.score), table.published(row, column))
                 for column in columns
             ),
-            any(one.collapsed for column in columns for one in found[row, column.task]),
         )
         for row in table.rows
     )
@@ -247,34 +249,36 @@ def _measure(results: Sequence[Measured], column: Column, score: str) -> Measure
     values = [float(np.mean([value for value, _ in figures])) for figures in there]
     resampled = np.mean([np.mean([again for _, again in figures], axis=0) for figures in there], axis=0)
     partial = any(len(figures) < len(names) for figures in there)
-    return Measurement(float(np.mean(values)), *interval(resampled), tuple(values), partial)
+    collapsed = any(one.collapsed for one in results)
+    return Measurement(float(np.mean(values)), *interval(resampled), tuple(values), partial, collapsed)
 
 
-def _mark_best(lines: tuple[Line, ...], columns: tuple[Column, ...]) -> tuple[Line, ...]:
-    """The best of each column as far as it is shown; a collapsed classifier is best at nothing."""
-    best: list[float | None] = []
-    for place, column in enumerate(columns):
-        shown = [
-            round(100 * entry.measured.value, 1)
-            for line in lines
-            if not line.collapsed and (entry := line.entries[place]).measured is not None
-        ]
-        judged = len(shown) > 1 and not (column.metric == "mmc" and column.set == TEST)
-        best.append(BETTER[column.metric](shown) if judged else None)
+def _mark_best(lines: Sequence[Line], columns: Sequence[Column]) -> tuple[Line, ...]:
+    """The best of each column, as far as it is shown."""
+    best = [_best(column, [line.entries[place] for line in lines]) for place, column in enumerate(columns)]
 
     def mark(line: Line) -> Line:
-        entries = (
-            replace(
-                entry,
-                best=not line.collapsed
-                and entry.measured is not None
-                and round(100 * entry.measured.value, 1) == value,
-            )
-            for entry, value in zip(line.entries, best, strict=True)
+        pairs = zip(line.entries, best, strict=True)
+        return replace(
+            line, entries=tuple(replace(one, best=value is not None and _judged(one) == value) for one, value in pairs)
         )
-        return replace(line, entries=tuple(entries))
 
-    return tuple(mark(line) for line in lines)
+    return tuple(map(mark, lines))
+
+
+def _best(column: Column, entries: Sequence[Entry]) -> float | None:
+    judged = [value for value in map(_judged, entries) if value is not None]
+    if len(judged) < 2 or (column.metric == "mmc" and column.set == TEST):
+        return None
+    return BETTER[column.metric](judged)
+
+
+def _judged(entry: Entry) -> float | None:
+    """The figure as it is printed; None where there is none, and for a collapsed classifier: it is best at nothing."""
+    measured = entry.measured
+    if measured is None or measured.collapsed or np.isnan(measured.value):
+        return None
+    return round(100 * measured.value, 1)
 
 
 def _remarks(found: Mapping[tuple[Row, str], Sequence[Measured]], lines: Sequence[Line]) -> tuple[str, ...]:
@@ -292,6 +296,6 @@ def _remarks(found: Mapping[tuple[Row, str], Sequence[Measured]], lines: Sequenc
         said[f"Means of {' or '.join(map(str, seeds))} training seeds, their least and greatest below"] = None
     if any(one.partial for one in measured):
         said["† A mean over those of its sets that were measured; the published one is over all"] = None
-    if any(line.collapsed for line in lines):
+    if any(one.collapsed for one in measured):
         said["‡ Collapsed: no more accurate than always answering the most frequent class; never marked as best"] = None
     return tuple(said)

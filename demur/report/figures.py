@@ -192,8 +192,8 @@ def _boxes(axis: Axes, by_severity: Mapping[int, Sequence[float]], shift: float,
 
 
 def draw_reliability(results: Sequence[Result]) -> Figure:
-    """Accuracy by confidence, a panel a method; a bar is as dark as its bin is full."""
-    with _drawing(height=0.35 + 1.1 * -(-len(results) // 3)) as figure:
+    """Accuracy by confidence, a panel a method; a bar is as dark as its bin is full. ECE in brackets, in per cent."""
+    with _drawing(height=0.35 + 1.02 * -(-len(results) // 3)) as figure:
         axes = _panels(figure, len(results), columns=3)
         for axis, result in zip(axes, results, strict=True):
             confidence = -max_prob_score(result.test)
@@ -205,10 +205,7 @@ def draw_reliability(results: Sequence[Result]) -> Figure:
             for x, height, alpha in zip(middle, accuracy, filled, strict=True):
                 if not np.isnan(height):
                     axis.bar(x, height, width=0.9 / BINS, color=INSIDE, alpha=alpha)
-            error = f"ECE {100 * ece(result.test, result.y):.1f} %"
-            paper = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}
-            axis.text(0.05, 0.88, error, size=6, transform=axis.transAxes, bbox=paper)
-            axis.set_title(result.cell.method, pad=2)
+            axis.set_title(f"{result.cell.method} ({100 * ece(result.test, result.y):.1f})", pad=2)
             axis.set(xlim=(0, 1), ylim=(0, 1), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1), aspect="equal")
         figure.supxlabel("confidence")
         figure.supylabel("accuracy")

@@ -22,11 +22,11 @@ LEVEL = 0.95
 
 
 @lru_cache(maxsize=16)
-def counts(name: str, size: int, resamples: int = RESAMPLES, seed: int = 0) -> Counts:
-    """How often each of the set's points is in each resample."""
-    generator = np.random.default_rng([seed, size, zlib.crc32(name.encode())])
-    drawn = np.empty((size, resamples), np.uint8)
-    for resample in range(resamples):
+def counts(name: str, size: int) -> Counts:
+    """How often each of the set's points is in each resample; the same at every call."""
+    generator = np.random.default_rng([size, zlib.crc32(name.encode())])
+    drawn = np.empty((size, RESAMPLES), np.uint8)
+    for resample in range(RESAMPLES):
         drawn[:, resample] = np.bincount(generator.integers(size, size=size), minlength=size)
     return drawn
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from demur.method import METHODS
 from demur.metrics import METRICS, mmc, ood_metrics
 from demur.report import render
-from demur.report.compare import Entry, Kind, ReportTable, outliers_of, tables
+from demur.report.compare import Entry, Kind, ReportTable, kind_of, outliers_of, tables, unusual
 from demur.report.figures import (
     BySeverity,
     draw_noise_confidence,
@@ -37,6 +37,7 @@ def write_report(results: Sequence[Result], out: Path, shift: BySeverity | None 
     for cells.csv, which has the times. `shift` adds the plot of ECE by severity: method to severity to ECE."""
     if not results:
         raise ValueError("there are no results to report; run a study first")
+    results = sorted(results, key=lambda result: [str(value) for value in _place(result.cell)])
     made = tables(results)
     for folder in (out / "tables", out / "figures"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -131,7 +132,7 @@ def draw(results: Sequence[Result], shift: BySeverity | None) -> Iterator[tuple[
     by_group: dict[tuple[Kind, str, str], list[Result]] = {}
     for result in sorted(results, key=lambda one: (METHODS.index(one.cell.method), one.cell.seed)):
         cell = result.cell
-        group = by_group.setdefault((Kind(cell.convention, cell.epochs, cell.limit), cell.task, outliers_of(cell)), [])
+        group = by_group.setdefault((kind_of(cell), cell.task, outliers_of(cell)), [])
         if all(other.cell.method != cell.method for other in group):
             group.append(result)
     yield from _noise_figures(by_group)
@@ -140,17 +141,17 @@ def draw(results: Sequence[Result], shift: BySeverity | None) -> Iterator[tuple[
         yield "shift", (caption, draw_shift(shift, published.shift_by_severity()))
     captions = {
         "reliability": (
-            "Reliability: accuracy by confidence; the darker a bar, the more inputs it has",
+            "Reliability: accuracy by confidence, ECE (%) in brackets; the darker a bar, the more inputs it has",
             draw_reliability,
         ),
         "scores": ("Confidence of inliers and of all outliers but the far-away ones", draw_scores),
         "roc": ("ROC: inliers kept against outliers kept, as the threshold on confidence moves", draw_roc),
     }
     for (kind, task, outliers), group in sorted(by_group.items(), key=repr):
-        usual = outliers == published.DEFAULT_OUTLIERS.get(task, "default")
-        trained = "" if usual else f", trained with {outliers}"
+        special = unusual(task, outliers)
+        trained = f", trained with {outliers}" * bool(special)
         for name, (caption, make) in captions.items():
-            parts = (name, task, "" if usual else outliers, kind.slug)
+            parts = (name, task, special, kind.slug)
             yield "-".join(filter(None, parts)), (f"{task}{trained}. {caption}; {kind.title}", make(group))
 
 
@@ -165,7 +166,7 @@ def _noise_figures(
         measured = {
             task: {one.cell.method: mmc(one.ood["uniform"]) for one in group if "uniform" in one.ood}
             for (other, task, outliers), group in sorted(by_group.items(), key=repr)
-            if other == kind and outliers == published.DEFAULT_OUTLIERS.get(task, "default")
+            if other == kind and not unusual(task, outliers)
         }
         shown = {task: figures for task, figures in measured.items() if figures.keys() & {"map+oe", "de", "vb", "la"}}
         if shown:
@@ -205,7 +206,7 @@ def _table(table: ReportTable) -> str:
     titles = (f"{'<br>'.join(map(escape, render.heading(column, table)))}" for column in table.columns)
     head = "".join(f'<th scope="col"><button type="button">{title}</button></th>' for title in ("method", *titles))
     rows = (
-        f'<tr><th scope="row">{escape(render.row_label(line))}</th>{"".join(map(_cell, line.entries))}</tr>'
+        f'<tr><th scope="row">{escape(line.row.label)}</th>{"".join(map(_cell, line.entries))}</tr>'
         for line in table.lines
     )
     remarks = "".join(f"<li>{escape(remark)}</li>" for remark in render.legend(table))

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
-from demur.report.compare import Entry, Line, ReportTable
+from demur.report.compare import Entry, ReportTable
 from demur.study.published import MEAN, TEST, Column
 
-LEGEND = "In per cent: measured ± half its 95 % bootstrap interval over test points; below, published and difference"
+LEGEND = "In per cent: measured ± half its 95 % bootstrap interval over test points"
 METRIC_TITLES = {
     "accuracy": "accuracy",
     "accuracy_with_none": "accuracy, none is wrong",
@@ -39,11 +39,8 @@ def legend(table: ReportTable) -> list[str]:
     """How to read the table, and what to know about it."""
     conventions = {column.convention for column in table.columns}
     alike = [f"All columns are computed in the {conventions.pop()} convention"] if len(conventions) == 1 else []
-    return [LEGEND, *alike, *table.remarks]
-
-
-def row_label(line: Line) -> str:
-    return line.row.label + "‡" * line.collapsed
+    printed = any(entry.published is not None for line in table.lines for entry in line.entries)
+    return [LEGEND + "; below, published and difference" * printed, *alike, *table.remarks]
 
 
 def per_cent(value: float) -> str:
@@ -51,8 +48,11 @@ def per_cent(value: float) -> str:
 
 
 def measured_text(entry: Entry) -> str:
-    """The measured figure alone, with its mark."""
-    return "–" if entry.measured is None else per_cent(entry.measured.value) + "†" * entry.measured.partial
+    """The measured figure alone, with its marks."""
+    measured = entry.measured
+    if measured is None:
+        return "–"
+    return per_cent(measured.value) + "†" * measured.partial + "‡" * measured.collapsed
 
 
 def half_width(entry: Entry) -> str:
@@ -82,7 +82,7 @@ def _stacked(entry: Entry, first: str) -> list[str]:
 
 def text(table: ReportTable, width: int = 120) -> str:
     """For a terminal; a table that is wider goes on below. The best of each column has a star."""
-    labels = [row_label(line) for line in table.lines]
+    labels = [line.row.label for line in table.lines]
     margin = max(len(label) for label in ("method", *labels))
     headings = [[piece for part in heading(column, table) for piece in wrap(part, 12)] for column in table.columns]
     cells = [
@@ -139,7 +139,7 @@ def markdown(table: ReportTable) -> str:
 
     rows = [["method", *("<br>".join(heading(column, table)) for column in table.columns)]]
     rows += [["---", *("--:" for _ in table.columns)]]
-    rows += [[f"`{line.row.label}`{'‡' * line.collapsed}", *map(cell, line.entries)] for line in table.lines]
+    rows += [[f"`{line.row.label}`", *map(cell, line.entries)] for line in table.lines]
     lines = [f"| {' | '.join(row)} |" for row in rows]
     remarks = [f"- {remark}" for remark in legend(table)]
     return "\n".join([f"### {table.title}", "", *lines, "", *remarks]) + "\n"
@@ -178,7 +178,7 @@ def latex(table: ReportTable) -> str:
         return stack([rf"{first} {{\scriptsize {escape(half_width(entry))}}}", *smaller])
 
     rows = [["method", *(stack([escape(piece) for piece in heading(column, table)]) for column in table.columns)]]
-    rows += [[escape(row_label(line)), *map(cell, line.entries)] for line in table.lines]
+    rows += [[escape(line.row.label), *map(cell, line.entries)] for line in table.lines]
     body = [" & ".join(row) + r" \\" for row in rows]
     caption = escape(" ".join(f"{sentence}." for sentence in (table.title, *legend(table))))
     return "\n".join(

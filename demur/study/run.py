@@ -11,7 +11,7 @@ from torch import Tensor
 
 from demur.method import parse_method
 from demur.metrics import METRICS, Prediction, ood_metrics
-from demur.posterior import load, save
+from demur.posterior import load, read_about, save
 from demur.predictive import predict
 from demur.study.grid import setting
 from demur.study.results import Result
@@ -96,9 +96,14 @@ def run(
     if load_from is None:
         posterior = inference.fit(given.network, likelihood, task, recipe)
     else:
+        said = read_about(load_from)
+        if said != {"task": task.name, "method": method}:
+            raise ValueError(
+                f"{load_from} holds {said or 'no method'}, not {method} on {task.name}; name what it was fitted as"
+            )
         posterior = load(load_from, partial(given.network, likelihood.num_outputs), task.train.x.device)
     if save_to is not None:
-        save(posterior, save_to)
+        save(posterior, save_to, {"task": task.name, "method": method})
     test = predict(posterior, likelihood, task.test.x)
     ood = {name: predict(posterior, likelihood, x) for name, x in task.ood_test.items()}
     return Row(

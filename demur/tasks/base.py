@@ -25,10 +25,15 @@ class Split:
     def __post_init__(self) -> None:
         if self.y.is_floating_point() or self.y.is_complex():
             raise ValueError(f"labels are {self.y.dtype}; give whole numbers, the classes' indices")
+        if self.y.dim() != 1:
+            raise ValueError(f"labels have shape {tuple(self.y.shape)}; give one class index an input, of shape (N,)")
         object.__setattr__(self, "y", self.y.long())
 
     def __len__(self) -> int:
         return len(self.x)
+
+    def __repr__(self) -> str:
+        return f"Split({len(self)} inputs of shape {tuple(self.x.shape[1:])}, {self.x.dtype})"
 
     def to(self, device: torch.device | str) -> "Split":
         return Split(self.x.to(device), self.y.to(device))
@@ -54,6 +59,9 @@ class Fixed:
     """The same outliers in every epoch."""
 
     x: Tensor
+
+    def __repr__(self) -> str:
+        return f"Fixed({len(self.x)} inputs of shape {tuple(self.x.shape[1:])}, {self.x.dtype})"
 
     @property
     def shape(self) -> torch.Size:
@@ -82,7 +90,7 @@ class Task:
     train: Split
     validation: Split
     test: Split
-    outliers: OutlierSource
+    outliers: OutlierSource  # a tensor is taken as the same outliers in every epoch
     ood_test: Mapping[str, Tensor]
     trained_with: str = "outliers"
     augment: Augment | None = None
@@ -90,6 +98,8 @@ class Task:
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if isinstance(self.outliers, Tensor):
+            object.__setattr__(self, "outliers", Fixed(self.outliers))
         for name, split in (("train", self.train), ("validation", self.validation), ("test", self.test)):
             check_split(f"{self.name}'s {name} data", split, len(self.classes))
         sizes = {"outliers": self.outliers.shape, "validation": self.validation.x.shape, "test": self.test.x.shape}
@@ -101,6 +111,8 @@ class Task:
                     f"{self.name}: {name} has inputs of shape {tuple(shape)}, "
                     f"the training data {tuple(self.train.x.shape[1:])}; bring them to one shape"
                 )
+        for name, x in self.ood_test.items():
+            check_finite(f"{self.name}'s {name}", x)
 
     @property
     def num_classes(self) -> int:
@@ -123,12 +135,16 @@ def check_split(what: str, split: Split, num_classes: int) -> None:
         raise ValueError(f"{what} is empty; it needs at least one input")
     if len(split.y) != len(split.x):
         raise ValueError(f"{what} has {len(split.x)} inputs and {len(split.y)} labels; give one label an input")
-    if split.x.is_floating_point() and not split.x.isfinite().all():
-        row = int((~split.x.flatten(1).isfinite().all(1)).nonzero()[0])
-        raise ValueError(f"{what} has a NaN or infinite value in input {row}; remove or impute it")
+    check_finite(what, split.x)
     if split.y.min() < 0 or split.y.max() >= num_classes:
         wrong = int(split.y[(split.y < 0) | (split.y >= num_classes)][0])
         raise ValueError(f"{what} has label {wrong}; {num_classes} classes are numbered 0 to {num_classes - 1}")
+
+
+def check_finite(what: str, x: Tensor) -> None:
+    if x.is_floating_point() and not x.isfinite().all():
+        row = int((~x.flatten(1).isfinite().all(1)).nonzero()[0])
+        raise ValueError(f"{what} has a NaN or infinite value in input {row}; remove or impute it")
 
 
 @dataclass(frozen=True)
