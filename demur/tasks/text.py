@@ -11,6 +11,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -83,30 +84,6 @@ class Vocabulary:
         return torch.tensor(rows).view(-1, width)
 
 
-def sst(
-    store: Store,
-    *,
-    outliers: str = "wikitext2",
-    inside: str = "levelled",
-    outside: str = "levelled",
-    limit: int | None = None,
-) -> Task:
-    """Sentences of film reviews, negative or positive. For the arguments see `text_task`."""
-    return text_task("sst", store, outliers=outliers, inside=inside, outside=outside, limit=limit)
-
-
-def trec(
-    store: Store,
-    *,
-    outliers: str = "wikitext2",
-    inside: str = "levelled",
-    outside: str = "levelled",
-    limit: int | None = None,
-) -> Task:
-    """Questions, by what they ask for; some of the 50 classes have only a few. For the arguments see `text_task`."""
-    return text_task("trec", store, outliers=outliers, inside=inside, outside=outside, limit=limit)
-
-
 def text_task(
     name: str,
     store: Store,
@@ -153,6 +130,10 @@ def text_task(
         trained_with=outliers,
         missing=tuple(ood for ood in OOD if not store.has(ood, "test")),
     )
+
+
+sst = partial(text_task, "sst")  # sentences of film reviews, negative or positive
+trec = partial(text_task, "trec")  # questions, by what they ask for; some of the 50 classes have only a few
 
 
 def pieces(words: Sequence[str], lengths: Tensor, generator: torch.Generator) -> list[Sequence[str]]:
