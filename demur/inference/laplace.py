@@ -102,10 +102,11 @@ class Laplace:
             if scores[precision] > 1.05 * (1 + self.slack) * best:  # past the optimum less precision only blurs more
                 break
         chosen = min(precision for precision, score in scores.items() if score <= (1 + self.slack) * best)
-        if chosen in (min(self.grid), max(self.grid)):
+        edges = {max(self.grid): list(scores)[:2], min(self.grid): list(scores)[-2:]}
+        if chosen in edges and any(abs(scores[p] - scores[chosen]) > self.slack * best for p in edges[chosen]):
             warnings.warn(
-                f"the best prior precision, {chosen:g}, is at the edge of the grid "
-                f"({min(self.grid):g} to {max(self.grid):g}); widen Laplace's grid",
+                f"the best prior precision, {chosen:g}, is at the edge of the grid, where the Brier score is still "
+                f"changing; widen Laplace's grid ({min(self.grid):g} to {max(self.grid):g})",
                 stacklevel=3,
             )
         return chosen
