@@ -1,6 +1,5 @@
 """The audit finds what was planted, and nothing where nothing was."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +16,6 @@ from demur.tasks.store import Store
 from demur.tasks.text import sst
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-
-
-@pytest.fixture(scope="session")
-def data_root() -> Path:
-    root = Path(os.environ.get("DEMUR_DATA") or Path(__file__).parents[2] / "shared" / "data")
-    if not root.is_dir():
-        pytest.skip(f"no data in {root}; name a folder in DEMUR_DATA")
-    return root
 
 
 @pytest.fixture(scope="session")

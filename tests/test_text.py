@@ -1,6 +1,5 @@
 """Sentences as numbers: levelled words, a vocabulary of the training set alone, and padding that changes nothing."""
 
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -13,14 +12,6 @@ from demur.tasks.store import MissingData, Store
 from demur.tasks.text import UNKNOWN, WIDTH, Vocabulary, levelled, pieces, sst, training_and_validation, trec
 
 REVIEWS = ["A warm film , a good film", "A dull film , a bad film", "Good , good !", "Bad : dull"]
-
-
-@pytest.fixture(scope="session")
-def data_root() -> Path:
-    root = Path(os.environ.get("DEMUR_DATA") or Path(__file__).parents[2] / "shared" / "data")
-    if not root.is_dir():
-        pytest.skip(f"no data in {root}; name a folder in DEMUR_DATA")
-    return root
 
 
 def add(store: Store, name: str, split: str, texts: list[str], labels: list[int] | None = None) -> None:
