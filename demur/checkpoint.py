@@ -77,9 +77,7 @@ class Checkpoint:
         for key, value in under("optimizer/").items():
             index, name = key.split("/")
             state.setdefault(int(index), {})[name] = value
-        groups = [
-            {**group, "params": own["params"]} for group, own in zip(header["groups"], self._groups(), strict=True)
-        ]
+        groups = [{**own, **group} for group, own in zip(header["groups"], self._groups(), strict=True)]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         self.generator.set_state(tensors["random/batches"])
         torch.set_rng_state(tensors["random/cpu"])
@@ -99,7 +97,8 @@ class Checkpoint:
         if self.generator.device.type == "cuda":
             tensors["random/cuda"] = torch.cuda.get_rng_state(self.generator.device)
         tensors |= {f"kept/{name}": value for name, value in self.kept.items()}
-        groups = [{name: value for name, value in group.items() if name != "params"} for group in self._groups()]
+        # the rate may lie on the device, and is set before every step
+        groups = [{k: value for k, value in group.items() if k not in ("params", "lr")} for group in self._groups()]
         unfinished = self.path.with_name(f"{self.path.name}.part")
         header = {"identity": self.identity, "epoch": epoch, "groups": groups}
         save_file({k: v.contiguous() for k, v in tensors.items()}, unfinished, metadata={"demur": json.dumps(header)})

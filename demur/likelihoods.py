@@ -9,6 +9,7 @@ demur branches on its name.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Protocol
 
@@ -134,7 +135,7 @@ class Likelihood:
         value = self.inside.log_prob(logits_in, self._label(y_in)).mean()
         if self.outside is not None:
             logits_out = self._given(logits_out)
-            label = logits_out.new_tensor(self.outside.label, dtype=torch.float32)
+            label = _label_on(logits_out.device, self.outside.label)
             value = value + self.outside.weight * self.outside.model.log_prob(logits_out, label).mean()
         return value
 
@@ -169,6 +170,12 @@ class Likelihood:
         if logits_out is None:
             raise ValueError("logits_out is missing; this likelihood is trained with outliers")
         return logits_out
+
+
+@cache
+def _label_on(device: torch.device, label: tuple[float, ...]) -> Tensor:
+    # made once: a copy from the host in every step would make a GPU wait
+    return torch.tensor(label, dtype=torch.float32, device=device)
 
 
 def plain(num_classes: int) -> Likelihood:

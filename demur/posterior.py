@@ -84,7 +84,9 @@ class Gaussian:
         yield 1.0, self
 
     def trunk(self, x: Tensor) -> Tensor:
-        return self.network.features(x) if self.over_head else x  # type: ignore[operator]
+        if not self.over_head:
+            return x
+        return self.network.features(x).to(self.network.get_parameter("head.weight").dtype)  # type: ignore[operator]
 
     def network_at(self, draw: int) -> Callable[[Tensor], Tensor]:
         sample = self.sample(draw)
@@ -97,12 +99,13 @@ class Gaussian:
         return self.network_at(draw)(self.trunk(x))
 
     def sample(self, draw: int) -> dict[str, Tensor]:
-        """The draw-th parameters; drawn on the CPU, so that every device has the same."""
-        generator = generator_for("draws", self.seed, draw)
+        """The draw-th parameters; the same every time, but not on a GPU as on a CPU."""
+        device = next(self.network.parameters()).device
+        generator = generator_for("draws", self.seed, draw, device=device)
         sample = {}
         for name, mean in self.network.named_parameters():  # in the network's order, whatever the mapping's
             if name in self.variance:
-                noise = torch.randn(mean.shape, generator=generator).to(mean.device)
+                noise = torch.randn(mean.shape, generator=generator, device=device)
                 drawn = mean + self.variance[name].sqrt() * noise
                 sample[name] = torch.empty_like(mean).copy_(drawn)  # in the mean's memory layout
         return sample

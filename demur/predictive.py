@@ -5,6 +5,7 @@ from torch import Tensor
 
 from demur.likelihoods import Likelihood
 from demur.metrics import Prediction, entropy, spread
+from demur.networks import mixed_precision
 from demur.posterior import Posterior
 from demur.tasks.base import as_input
 
@@ -12,10 +13,11 @@ BLOCK = 8192  # inputs whose sums, and trunk's outputs, are held at a time
 
 
 @torch.inference_mode()
-def predict(posterior: Posterior, likelihood: Likelihood, x: Tensor, batch_size: int = 512) -> Prediction:
+def predict(posterior: Posterior, likelihood: Likelihood, x: Tensor, batch_size: int | None = None) -> Prediction:
     """Class probabilities averaged over the posterior; (N, ...) to (N, K)."""
     if len(x) == 0:
         raise ValueError("x is empty; predict needs at least one input")
+    batch_size = batch_size or (4096 if x.is_cuda else 512)
     blocks = [_predict_block(posterior, likelihood, block, batch_size) for block in x.split(BLOCK)]
     probs, none, expected_entropy = zip(*blocks, strict=True)
     return Prediction(
@@ -35,12 +37,17 @@ def _predict_block(
                 "the posterior's network is in training mode; call .eval(), or batch norm and dropout act up"
             )
         # what all draws share is kept; inputs, which are larger, are made ready anew
-        shared = {b.start: component.trunk(as_input(x[b])) for b in batches} if component.over_head else {}
+        with mixed_precision(x.device):
+            shared = {b.start: component.trunk(as_input(x[b])) for b in batches} if component.over_head else {}
         weight = share / component.num_draws
         for draw in range(component.num_draws):
             network = component.network_at(draw)
             for rows in batches:
-                logits = network(shared[rows.start] if shared else as_input(x[rows]))
+                if component.over_head:
+                    logits = network(shared[rows.start])
+                else:
+                    with mixed_precision(x.device):
+                        logits = network(as_input(x[rows]))
                 in_class, in_none = likelihood.probs(logits.double())
                 probs[rows] += weight * in_class
                 expected_entropy[rows] += weight * entropy(spread(in_class, in_none))

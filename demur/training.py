@@ -1,10 +1,13 @@
 """The one optimisation loop: tensors on their device, inliers and outliers in one pass."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+import shutil
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from importlib.util import find_spec
 from types import MappingProxyType
 
 import torch
@@ -13,6 +16,7 @@ from torch import Tensor, nn
 from demur.checkpoint import Checkpoint
 from demur.likelihoods import Likelihood
 from demur.names import choose
+from demur.networks import mixed_precision
 from demur.streams import generator_for
 from demur.tasks.base import Recipe, Task, as_input, check_finite
 
@@ -59,13 +63,16 @@ def optimizer_for(model: nn.Module, recipe: Recipe, undecayed: Collection[str] =
         {"params": [p for name, p in named.items() if name not in undecayed], "weight_decay": recipe.weight_decay},
         {"params": [p for name, p in named.items() if name in undecayed], "weight_decay": 0.0},
     ]
-    return choose(OPTIMIZERS, recipe.optimizer, "optimizer")([group for group in groups if group["params"]], recipe.lr)
+    on_gpu = next(iter(named.values())).is_cuda
+    build = choose(OPTIMIZERS, recipe.optimizer, "optimizer")
+    return build([group for group in groups if group["params"]], recipe.lr, on_gpu)
 
 
-OPTIMIZERS: Mapping[str, Callable[[list[dict], float], torch.optim.Optimizer]] = MappingProxyType(
+# fused, they pass over the weights once: ten times as fast on a CPU; a recorded step must find its count on the device
+OPTIMIZERS: Mapping[str, Callable[[list[dict], float, bool], torch.optim.Optimizer]] = MappingProxyType(
     {
-        "adam": lambda groups, lr: torch.optim.Adam(groups, lr),
-        "sgd": lambda groups, lr: torch.optim.SGD(groups, lr, momentum=0.9, nesterov=True),
+        "adam": lambda groups, lr, on_gpu: torch.optim.Adam(groups, lr, fused=True, capturable=on_gpu),
+        "sgd": lambda groups, lr, on_gpu: torch.optim.SGD(groups, lr, momentum=0.9, nesterov=True, fused=True),
     }
 )
 
@@ -87,39 +94,179 @@ def train(
     is what the caller gathers in the pauses: it is part of a checkpoint, and filled from it.
     """
     optimizer = optimizer or optimizer_for(model, recipe)
-    generator = batch_generator(task, recipe)
+    learner = Learner(model, likelihood, task, recipe, optimizer, penalty)
+    generator = learner.feed.generator
     checkpoint = Checkpoint(repr((likelihood, recipe)), model, optimizer, generator, {} if kept is None else kept)
-    model.train()
-    for epoch in range(checkpoint.restore(), recipe.epochs):
-        steps = list_batches(task, recipe, likelihood.outside is not None, generator)
-        total = torch.zeros((), device=task.train.x.device)
-        for step, batch in enumerate(steps):
-            set_rate(optimizer, recipe, rate, epoch, step / len(steps))
-            logits = model(network_inputs(task, batch, generator))
-            check_logits(logits, len(batch), likelihood)
-            # one pass, so batch norm sees both kinds
-            logits_in, logits_out = logits[..., : len(batch.inside), :], logits[..., len(batch.inside) :, :]
-            loss = -likelihood.log_prob(logits_in, task.train.y[batch.inside], logits_out)
-            if penalty is not None:
-                loss = loss + penalty()
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            if recipe.clip_norm is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm)
-            optimizer.step()
-            total += loss.detach()
-        tell(epoch + 1, recipe, float(total) / len(steps))
+    first = checkpoint.restore()
+    learner.begin()
+    step = Recorded([learner])
+    for epoch in range(first, recipe.epochs):
+        step = step.unless_changed()
+        run_epoch([learner], step, recipe, rate, epoch)
         yield epoch + 1
         checkpoint.write(epoch + 1)
     model.eval()
 
 
-def set_rate(
-    optimizer: torch.optim.Optimizer, recipe: Recipe, rate: Callable[[float], float], epoch: int, within: float
+class Learner:
+    """A network in training. A call takes one step; all it needs is on the data's device, and stays where it is."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        task: Task,
+        recipe: Recipe,
+        optimizer: torch.optim.Optimizer,
+        penalty: Callable[[], Tensor] | None = None,
+    ) -> None:
+        self.model, self.likelihood, self.optimizer, self.penalty = model, likelihood, optimizer, penalty
+        self.forward: Callable[[Tensor], Tensor] = model
+        self.feed = Feed(task, recipe, likelihood.outside is not None)
+        self.steps = recipe.epochs * self.feed.steps
+        self.clip_norm = recipe.clip_norm
+        self.device = task.train.x.device
+        self.loss = torch.zeros((), device=self.device)  # summed over an epoch's steps
+
+    def begin(self) -> None:
+        """Get ready for the first step, now that weights and optimiser are what they are to start from."""
+        self.model.train()
+        if self.device.type == "cuda":
+            if self.steps >= WORTH_COMPILING and can_compile(self.model):
+                torch._dynamo.config.recompile_limit = 64  # a study has many heads and batches of one network
+                self.forward = torch.compile(self.model, dynamic=False)
+            for group in self.optimizer.param_groups:  # a recorded step reads the rate from the device
+                group.setdefault("initial_lr", float(group["lr"]))
+                group["lr"] = torch.tensor(float(group["lr"]), device=self.device)
+
+    def __call__(self) -> None:
+        x, y = self.feed.next()
+        with mixed_precision(self.device):
+            logits = self.forward(x)
+        check_logits(logits, len(x), self.likelihood)
+        # one pass, so batch norm sees both kinds
+        logits_in, logits_out = logits[..., : len(y), :], logits[..., len(y) :, :]
+        loss = -self.likelihood.log_prob(logits_in, y, logits_out)
+        if self.penalty is not None:
+            loss = loss + self.penalty()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        self.optimizer.step()
+        self.loss += loss.detach()
+
+    @property
+    def settings(self) -> list[dict[str, object]]:
+        """What a recording takes for granted."""
+        groups = self.optimizer.param_groups
+        return [{name: value for name, value in group.items() if name not in ("params", "lr")} for group in groups]
+
+
+def run_epoch(
+    learners: Sequence[Learner], step: Callable[[], None], recipe: Recipe, rate: Callable[[float], float], epoch: int
 ) -> None:
-    done = (epoch + (within if recipe.cosine == "step" else 0)) / recipe.epochs
+    """Shuffle, step through the data once, and say how it went; `step` steps with all learners."""
+    for learner in learners:
+        learner.feed.shuffle()
+        learner.loss.zero_()
+    steps = learners[0].feed.steps
+    for number in range(steps):
+        done = (epoch + (number / steps if recipe.cosine == "step" else 0)) / recipe.epochs
+        for learner in learners:
+            set_rate(learner.optimizer, rate(done))
+        step()
+    tell(epoch + 1, recipe, sum(float(learner.loss) for learner in learners) / (steps * len(learners)))
+
+
+def set_rate(optimizer: torch.optim.Optimizer, share: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = group.setdefault("initial_lr", group["lr"]) * rate(done)
+        lr = group.setdefault("initial_lr", group["lr"]) * share
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+
+
+WORTH_COMPILING = 20_000  # steps; it takes some 20 s, and then saves up to a millisecond in each
+
+
+def can_compile(model: nn.Module) -> bool:
+    """Whether torch.compile has its tools, and the model is of a kind that gains from it."""
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    compiler = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
+    return not recurrent and compiler is not None and find_spec("triton") is not None
+
+
+class Recorded:
+    """Steps of several learners, side by side: on a GPU recorded as one CUDA graph after a few plain ones.
+
+    Replayed, they cost the host next to nothing. Steps that wait for the host cannot be recorded and stay plain; what
+    is computed is the same either way.
+    """
+
+    PLAIN = 3  # steps in which libraries and optimiser set themselves up
+
+    def __init__(self, learners: Sequence[Learner]) -> None:
+        self.learners = learners
+        self.settings = [learner.settings for learner in learners]
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.taken = 0
+        device = learners[0].device
+        self.recordable = device.type == "cuda"
+        self.streams = [torch.cuda.Stream(device) for _ in learners] if self.recordable else []
+
+    def unless_changed(self) -> "Recorded":
+        """Itself, or a fresh one where the optimisers' settings are no longer those that were recorded."""
+        return self if self.settings == [learner.settings for learner in self.learners] else Recorded(self.learners)
+
+    def __call__(self) -> None:
+        if self.graph is None and self.recordable:
+            if self.taken < self.PLAIN:
+                self.taken += 1
+                self.recordable = not waits_for_host(self._side_by_side) or self.taken == 1
+                return
+            self.graph = self._record()
+        if self.graph is not None:
+            self.graph.replay()
+        else:
+            self._side_by_side()
+
+    def _side_by_side(self) -> None:
+        if not self.streams:
+            for learner in self.learners:
+                learner()
+            return
+        main = torch.cuda.current_stream()
+        for learner, stream in zip(self.learners, self.streams, strict=True):
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                learner()
+        for stream in self.streams:
+            main.wait_stream(stream)
+
+    def _record(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        for learner in self.learners:
+            graph.register_generator_state(learner.feed.generator)
+        with torch.cuda.graph(graph):
+            self._side_by_side()
+        return graph
+
+
+def waits_for_host(step: Callable[[], None]) -> bool:
+    """Take the step, and see whether it did."""
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        step()
+        torch.cuda.set_sync_debug_mode(mode)
+    waited = [warning for warning in caught if "synchronizing" in str(warning.message)]
+    for warning in caught:
+        if warning not in waited and "TensorFloat32" not in str(warning.message):  # bfloat16 is used instead
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return bool(waited)
 
 
 def tell(epoch: int, recipe: Recipe, loss: float) -> None:
@@ -132,46 +279,56 @@ def tell(epoch: int, recipe: Recipe, loss: float) -> None:
         observer(EpochReport(epoch, recipe.epochs, loss))
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Indices of inliers, and as many outliers, or None."""
+class Feed:
+    """Full batches, epoch after epoch, of inliers and as many outliers; the few that are left over differ every time.
 
-    inside: Tensor
-    outside: Tensor | None
+    Which batch is next is known to the device alone, and tensors stay where they are, so that steps can be recorded.
+    """
 
-    def __len__(self) -> int:
-        return len(self.inside) + (0 if self.outside is None else len(self.outside))
+    def __init__(self, task: Task, recipe: Recipe, with_outliers: bool) -> None:
+        self.task, device = task, task.train.x.device
+        # the same for every method, whatever else it draws
+        self.generator = generator_for("batches", recipe.seed, device=device)
+        self.size = min(recipe.batch_size, len(task.train))
+        self.steps = len(task.train) // self.size
+        self.place = torch.zeros(1, dtype=torch.long, device=device)
+        self.inside = torch.zeros(self.steps, self.size, dtype=torch.long, device=device)
+        self.outside = torch.zeros_like(self.inside) if with_outliers else None
+        self.pool: Tensor | None = None
 
+    def shuffle(self) -> None:
+        """Begin an epoch."""
+        self.place.zero_()
+        self.inside.copy_(self._order(len(self.task.train)))
+        if self.outside is None:
+            return
+        pool, x = self.task.outliers.epoch(self.generator), self.task.train.x
+        if pool.dtype != x.dtype:
+            raise ValueError(f"outliers are {pool.dtype}, inliers {x.dtype}; bring them to one type and range")
+        check_finite("an epoch of outliers", pool)
+        self.pool = torch.empty_like(pool) if self.pool is None else self.pool
+        self.pool.copy_(pool)
+        self.outside.copy_(self._order(len(pool)))
 
-def batch_generator(task: Task, recipe: Recipe) -> torch.Generator:
-    """What batches are drawn and augmented with: the same for every method, whatever else it draws."""
-    return generator_for("batches", recipe.seed, device=task.train.x.device)
+    def _order(self, count: int) -> Tensor:
+        """So many things in random order, again and again if they are too few."""
+        needed = self.steps * self.size
+        rounds = [
+            torch.randperm(count, generator=self.generator, device=self.generator.device)
+            for _ in range(math.ceil(needed / count))
+        ]
+        return torch.cat(rounds)[:needed].view(self.steps, self.size)
 
-
-def network_inputs(task: Task, batch: Batch, generator: torch.Generator) -> Tensor:
-    """Inliers first, then outliers, augmented alike."""
-    x = task.train.x[batch.inside]
-    if batch.outside is not None:
-        x = torch.cat([x, batch.outside])
-    return as_input(task.augment(x, generator) if task.augment else x)
-
-
-def list_batches(task: Task, recipe: Recipe, with_outliers: bool, generator: torch.Generator) -> list[Batch]:
-    """One epoch of full batches; the few inliers that are left over differ from epoch to epoch."""
-    device = task.train.x.device
-    size = min(recipe.batch_size, len(task.train))
-    inside = torch.randperm(len(task.train), generator=generator, device=device).split(size)
-    inside = [rows for rows in inside if len(rows) == size]
-    if not with_outliers:
-        return [Batch(rows, None) for rows in inside]
-    pool = task.outliers.epoch(generator)
-    if pool.dtype != task.train.x.dtype:
-        raise ValueError(f"outliers are {pool.dtype}, inliers {task.train.x.dtype}; bring them to one type and range")
-    check_finite("an epoch of outliers", pool)
-    rounds = math.ceil(len(inside) * size / len(pool))
-    order = torch.cat([torch.randperm(len(pool), generator=generator, device=device) for _ in range(rounds)])
-    outside = order[: len(inside) * size].split(size)
-    return [Batch(rows, pool[out]) for rows, out in zip(inside, outside, strict=True)]
+    def next(self) -> tuple[Tensor, Tensor]:
+        """Inputs, inliers first, then outliers, augmented alike; and the inliers' labels."""
+        rows = self.inside[self.place].squeeze(0)
+        x = self.task.train.x[rows]
+        if self.outside is not None and self.pool is not None:
+            x = torch.cat([x, self.pool[self.outside[self.place].squeeze(0)]])
+        if self.task.augment:
+            x = self.task.augment(x, self.generator)
+        self.place += 1
+        return as_input(x), self.task.train.y[rows]
 
 
 def check_logits(logits: Tensor, inputs: int, likelihood: Likelihood) -> None:

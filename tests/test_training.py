@@ -9,10 +9,10 @@ from torch import nn
 
 from demur.inference import MAP
 from demur.likelihoods import none_class, outlier_exposure, plain
-from demur.networks import gru, lenet, mlp, wide_resnet
+from demur.networks import PatchConv2d, gru, lenet, mlp, wide_resnet
 from demur.streams import generator_for
 from demur.tasks.base import Fixed, Recipe, Split
-from demur.training import cosine, list_batches, observed, train
+from demur.training import Feed, cosine, observed, train
 from tests.conftest import make_task
 
 
@@ -88,12 +88,17 @@ def test_numpys_types_are_taken(task, network, recipe):
 
 
 def test_an_epoch_shows_every_inlier_once_and_as_many_outliers(task, recipe):
-    batches = list_batches(task, recipe, True, torch.Generator().manual_seed(0))
-    inside = torch.cat([batch.inside for batch in batches])
-    assert sorted(inside.tolist()) == list(range(96))
-    assert all(len(batch.inside) == len(batch.outside) for batch in batches)
+    feed = Feed(task, recipe, with_outliers=True)
+    for _ in range(2):
+        feed.shuffle()
+        batches = [feed.next() for _ in range(feed.steps)]
+        inside = torch.cat([x[: len(y)] for x, y in batches])
+        assert torch.equal(inside.sort(0).values, task.train.x.sort(0).values)
+        assert all(len(x) == 2 * len(y) for x, y in batches)
     few = replace(task, outliers=Fixed(task.outliers.x[:10]))
-    shown = torch.cat([batch.outside for batch in list_batches(few, recipe, True, torch.Generator())])
+    feed = Feed(few, recipe, with_outliers=True)
+    feed.shuffle()
+    shown = torch.cat([x[len(y) :] for x, y in (feed.next() for _ in range(feed.steps))])
     counts = (shown[:, None] == few.outliers.x).all(2).sum(0)
     assert counts.min() >= 9  # 96 outliers shown, ten different ones in turn
     assert counts.max() <= 10
@@ -188,6 +193,15 @@ def test_lenet_and_wide_resnet_are_the_papers():
     assert sum(p.numel() for p in wide_resnet(10).parameters()) == 2_748_890
     with pytest.raises(ValueError, match="depth 15"):
         wide_resnet(10, depth=15)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_convolution_by_patches_is_a_convolution(channels):
+    torch.manual_seed(0)
+    layer = PatchConv2d(channels, 6, (5, 3), padding=(2, 1)).to(memory_format=torch.channels_last)
+    x = torch.rand(4, channels, 9, 8)
+    torch.testing.assert_close(layer.by_patches(x), layer(x))
+    assert layer.by_patches(x).is_contiguous(memory_format=torch.channels_last)
 
 
 def test_pooling_before_the_relu_is_the_same(task):

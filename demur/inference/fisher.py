@@ -23,6 +23,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call, vjp, vmap
 from torch.nn import functional as F
 
+from demur.networks import PatchConv2d, mixed_precision
 from demur.tasks.base import as_input
 
 logger = logging.getLogger(__name__)
@@ -34,16 +35,26 @@ Root = Callable[[Tensor], Tensor]  # logits (B, C) to S (B, C, R)
 
 def _linear(layer: nn.Linear, x: Tensor, g: Tensor) -> dict[str, Tensor]:
     if x.dim() == 2:  # the gradient is an outer product, so its square is one too
+        g, x = g.to(_wide(g.dtype)), x.to(_wide(x.dtype))
         return {"weight": (g**2).mT @ x**2, "bias": (g**2).sum(0)}
     g, x = g.flatten(1, -2), x.flatten(1, -2)
     return {"weight": _squares(g.mT @ x), "bias": _squares(g.sum(1))}
 
 
 def _conv2d(layer: nn.Conv2d, x: Tensor, g: Tensor) -> dict[str, Tensor]:
-    patches = F.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
-    patches = patches.unflatten(1, (layer.groups, -1))
-    by_group = g.flatten(2).unflatten(1, (layer.groups, -1))
-    weight = _squares(by_group @ patches.mT).reshape(layer.weight.shape)
+    """As an affine layer on every place's patch; channels last, so that a patch's rows are contiguous."""
+    groups, (height, width) = layer.groups, layer.kernel_size
+    top, left = layer.padding  # type: ignore[str-unpack]
+    x = F.pad(x, (left, left, top, top)).permute(0, 2, 3, 1)  # type: ignore[arg-type]
+    batch, down, across, channel = x.stride()
+    (row, column), (rows, columns) = layer.stride, g.shape[2:]
+    patches = x.as_strided(
+        (len(x), rows, columns, height, width, x.shape[3]),
+        (batch, row * down, column * across, layer.dilation[0] * down, layer.dilation[1] * across, channel),
+    )
+    patches = patches.unflatten(5, (groups, -1)).movedim(5, 1).reshape(len(x), groups, rows * columns, -1)
+    by_group = g.flatten(2).unflatten(1, (groups, -1))
+    weight = _squares(by_group @ patches).reshape(len(layer.weight), height, width, -1).permute(0, 3, 1, 2)
     return {"weight": weight, "bias": _squares(g.sum((2, 3)))}
 
 
@@ -87,13 +98,19 @@ def _affine(normal: Tensor, g: Tensor) -> dict[str, Tensor]:
 
 
 def _squares(per_example: Tensor) -> Tensor:
-    return per_example.square().sum(0)
+    # what came in bfloat16 is summed in float32
+    return torch.linalg.vector_norm(per_example, dim=0, dtype=_wide(per_example.dtype)).square()
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
 
 
 RULES: Mapping[type[nn.Module], Callable[..., dict[str, Tensor]]] = MappingProxyType(
     {
         nn.Linear: _linear,
         nn.Conv2d: _conv2d,
+        PatchConv2d: _conv2d,
         nn.BatchNorm1d: _batch_norm,
         nn.BatchNorm2d: _batch_norm,
         nn.GroupNorm: _group_norm,
@@ -229,16 +246,19 @@ def diagonal_fisher(
     x: Tensor,
     *,
     signs: Tensor | None = None,
-    budget: int = 2**30,
+    budget: int | None = None,
     only: Collection[str] | None = None,
 ) -> dict[str, Tensor]:
     """diag(sum over x of J' S S' J), by parameter name.
 
     `signs`, (N, R) of +-1, gives the estimate from one backward pass; None the exact value from R. `only` names the
-    parameters that are wanted. Memory beyond the network's stays under `budget` bytes, if one example fits into it.
+    parameters that are wanted. Memory beyond the network's stays under `budget` bytes, if one example fits into it;
+    by default that is 1 GiB, or on a GPU a sixteenth of what it has.
     """
     if network.training:
         raise ValueError("the network is in training mode; call .eval(), so that examples do not mix in batch norm")
+    if budget is None:
+        budget = torch.cuda.get_device_properties(x.device).total_memory // 16 if x.is_cuda else 2**30
     plan = make_plan(network, x, budget, only)
     logger.info("Fisher of %d examples: %s", len(x), plan)
     parameters = dict(network.named_parameters())
@@ -288,6 +308,8 @@ def _by_rules(
 
     def record(name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         given = inputs[0].detach()
+        if output.is_floating_point() and given.is_floating_point():
+            given = given.to(output.dtype)  # one precision for a rule's products
         if not output.requires_grad:
             leaves.append(output.detach().requires_grad_())
             output = leaves[-1].clone()  # no leaf, so that what follows may work in place
@@ -303,7 +325,8 @@ def _by_rules(
 
     frozen = {name: p.detach() for name, p in network.named_parameters()}
     with hooked({name: network.get_submodule(name) for name in layers}, record), _differentiable(network):
-        logits = functional_call(network, frozen, (x,))
+        with mixed_precision(x.device):
+            logits = functional_call(network, frozen, (x,))
         s = root(logits.detach())
         vectors = list(s.unbind(-1)) if signs is None else [(s @ signs.to(s).unsqueeze(-1)).squeeze(-1)]
         for remaining, v in zip(reversed(range(len(vectors))), vectors, strict=True):

@@ -16,13 +16,13 @@ from torch.func import functional_call
 from demur.inference.base import Inference, build
 from demur.inference.variational import MeanField
 from demur.likelihoods import Likelihood
-from demur.networks import Network
+from demur.networks import Network, PatchConv2d
 from demur.posterior import Gaussian, Posterior
 from demur.tasks.base import Recipe, Task
 from demur.training import seeded, train
 
 # exact types: the linear layer inside attention is a subclass, whose weights are used without calling it
-CONVERTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+CONVERTED = (nn.Linear, nn.Conv1d, nn.Conv2d, PatchConv2d, nn.Conv3d)
 
 
 class FlipoutLayer(MeanField):

@@ -55,9 +55,9 @@ class SGHMC(torch.optim.Optimizer):
                     continue
                 velocity = self.state[p].setdefault("velocity", torch.zeros_like(p))
                 gradient = p.grad + group["weight_decay"] * p
-                velocity.mul_(1 - self.friction).sub_(gradient, alpha=group["lr"])
-                if noise_scale > 0:
-                    velocity.add_(torch.randn_like(p), alpha=noise_scale)
+                velocity.mul_(1 - self.friction).sub_(group["lr"] * gradient)
+                if group["temperature"] > 0:
+                    velocity.add_(noise_scale * torch.randn_like(p))
                 p.add_(velocity)
 
 
