@@ -23,8 +23,7 @@ def mixed_precision(device: torch.device) -> torch.autocast:
 
 
 class PatchConv2d(nn.Conv2d):
-    """A convolution of a grey picture, for which a GPU's libraries have no fast kernel: there it is one product with all
-    patches."""
+    """A convolution of a grey picture, for which GPU libraries have no fast kernel: there, one product with patches."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.by_patches(x) if x.is_cuda else super().forward(x)
@@ -90,10 +89,11 @@ class PreActivationBlock(nn.Module):
         self.shortcut = None if fan_in == fan_out and stride == 1 else nn.Conv2d(fan_in, fan_out, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = F.relu(self.norm1(x))
+        # in place where nothing needs the old value: less memory, and less of it moved
+        h = F.relu_(self.norm1(x))
         beside = x if self.shortcut is None else self.shortcut(h)
         h = self.conv1(h)
-        return beside + self.conv2(self.dropout(F.relu(self.norm2(h))))
+        return self.conv2(self.dropout(F.relu_(self.norm2(h)))).add_(beside)
 
 
 def wide_resnet(

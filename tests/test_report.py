@@ -7,6 +7,7 @@ import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from io import StringIO
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +21,24 @@ from demur.metrics import METRICS, Prediction, Separation, accuracy, ece, ece_pu
 from demur.report import render
 from demur.report.compare import ReportTable, tables
 from demur.report.figures import WIDTH, _kept, draw_noise_confidence, draw_shift
-from demur.report.intervals import AGAINST, INSIDE, against, counts, interval
-from demur.report.page import results_csv, write_report
-from demur.study.grid import Cell
-from demur.study.published import OOD_SETS, TABLES, TEST, figures, shift_by_severity, shift_figures
-from demur.study.results import Result
+from demur.report.intervals import AGAINST, INSIDE, against, counts, interval, over_seeds
+from demur.report.measured import FAR_AWAY, Measured, Value, averaged, cells_csv, gather, measure, results_csv
+from demur.report.page import write_report
+from demur.study.further import shifted
+from demur.study.grid import STUDIES, Cell
+from demur.study.published import (
+    DEFAULT_OUTLIERS,
+    OOD_SETS,
+    SHIFT_LABEL,
+    SHIFT_SETS,
+    TABLES,
+    TEST,
+    figures,
+    shift_by_severity,
+    shift_figures,
+)
+from demur.study.results import Predicted, Result, write_further, write_result
+from demur.tasks.shift import CORRUPTIONS, SEVERITIES
 
 POINTS = 300
 
@@ -50,13 +64,33 @@ def make_result(
     test = predict(sure, classes, none, seed, torch.zeros_like(y) if collapsed else y)
     names = [name for name in (*OOD_SETS.get(cell.task, ("noise",)), "far_away") if name not in missing]
     ood = {name: predict(2.0 + place, classes, none, 100 + place + seed) for place, name in enumerate(names)}
+    further = None
+    if cell.further == "shift":
+        names = [shifted(corruption, severity) for corruption in CORRUPTIONS for severity in SEVERITIES]
+        of_each = {name: 6.0 - int(name[-1]) - len(name) % 3 / 2 for name in names}  # how sure, by severity
+        further = Predicted(y, {name: predict(less, classes, none, seed, y) for name, less in of_each.items()})
     record = {
         "notes": {"tiny": "stands in for large"},
         "missing": list(missing),
-        "seconds": {"fit": 12.25},
+        "seconds": {"fit": 12.25, "predict": 1.5},
         "threads": 2,
+        "device": "CPU",
+        "trained_with": (cell.outliers or "tiny") if "+" in cell.method else None,
+        "training_inputs": 600,
+        "sets": [TEST, *(f"ood/{name}" for name in ood)],
     }
-    return Result(cell, y, test, ood, record)
+    return Result(cell, y, test, ood, record, further)
+
+
+def write_runs(results: list[Result], runs: Path) -> Path:
+    for place, one in enumerate(results):
+        folder = runs / f"{one.cell.task}-{one.cell.method}-{place}"
+        folder.mkdir(parents=True)
+        sets = {TEST: one.test, **{f"ood/{name}": prediction for name, prediction in one.ood.items()}}
+        write_result(folder, one.cell, one.y, sets, one.record)
+        if one.further is not None and one.cell.further is not None:
+            write_further(folder, one.cell.further, one.further.y, one.further.sets)
+    return runs
 
 
 def named(made: list[ReportTable], name: str) -> ReportTable:
@@ -68,14 +102,30 @@ def named(made: list[ReportTable], name: str) -> ReportTable:
 
 def test_every_published_figure_has_one_place():
     placed = [table.published(row, column) for table in TABLES for row in table.rows for column in table.columns]
-    found = [figure for figure in placed if figure is not None]
+    found = [figure for figure in placed if figure is not None and figure.table != SHIFT_LABEL]
     assert len(figures()) == len(found) == 2789
     assert set(found) == set(figures())
 
 
+def test_the_cells_of_every_table_are_those_of_its_study():
+    for table in TABLES:
+        made = {(cell.task, cell.method, cell.outliers or DEFAULT_OUTLIERS[cell.task]) for cell in STUDIES[table.study]}
+        asked = {(column.task, row.method, table.outliers) for column in table.columns for row in table.rows}
+        assert asked <= made, table.name
+
+
+def test_the_shift_tables_hold_the_means_of_the_plot():
+    table = next(table for table in TABLES if table.name == "shift-ece")
+    la = next(row for row in table.rows if row.method == "la+nc")
+    column = next(c for c in table.columns if c.set == SHIFT_SETS[4] and c.metric == "ece_published")
+    points = [f for f in shift_figures() if (f.method, f.severity, f.metric) == ("la+nc", 4, "ece_published")]
+    assert table.published(la, column).value == pytest.approx(np.mean([f.value for f in points]))
+
+
 def test_tables_of_everything_show_every_published_figure():
     shown = [entry for table in tables([], everything=True) for line in table.lines for entry in line.entries]
-    assert {entry.published for entry in shown} - {None} == set(figures())
+    found = {entry.published for entry in shown} - {None}
+    assert {figure for figure in found if figure.table != SHIFT_LABEL} == set(figures())
     assert tables([]) == []
 
 
@@ -180,14 +230,21 @@ def test_the_interval_of_an_accuracy_is_the_binomials():
     assert (low, high) == (pytest.approx(0.9 - half, abs=0.15 * half), pytest.approx(0.9 + half, abs=0.15 * half))
 
 
-def test_seeds_share_their_resamples():
-    """Two networks that answer alike are no more evidence about the test points than one."""
-    one = make_result(Cell("mnist", "map"))
+def test_the_interval_over_seeds_is_that_of_all_draws():
+    values = (0.1, 0.4, 0.2, 0.9)
+    means = [np.mean(drawn) for drawn in product(values, repeat=4)]
+    assert over_seeds(values) == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=0.03)
+    assert over_seeds((0.5, 0.5)) == (0.5, 0.5)
+
+
+def test_seeds_that_err_alike_are_no_more_evidence_about_the_test_points_than_one():
+    one = measure(make_result(Cell("mnist", "map")))
     twin = replace(one, cell=replace(one.cell, seed=1))
-    alone, both = (named(tables(results), "fpr95-mnist").lines[0] for results in ([one], [one, twin]))
+    alone, both = (named(tables(cells), "fpr95-mnist").lines[0] for cells in ([one], [one, twin]))
     for first, second in zip(alone.entries, both.entries, strict=True):
         assert (first.measured.low, first.measured.high) == pytest.approx((second.measured.low, second.measured.high))
-        assert len(second.measured.by_seed) == 2
+        assert first.measured.training is None
+        assert second.measured.training == pytest.approx((second.measured.value,) * 2)
 
 
 # tables -------------------------------------------------------------------------------------------------------------
@@ -197,32 +254,39 @@ def test_seeds_share_their_resamples():
 def results() -> list[Result]:
     cells = [Cell("fashion_mnist", method, seed) for method in ("map", "map+oe", "la", "la+nc") for seed in (0, 1)]
     made = [make_result(cell, sure=5 + 0.2 * place) for place, cell in enumerate(cells)]
-    made.append(make_result(Cell("fashion_mnist", "vb"), collapsed=True, sure=12))
+    made.append(make_result(Cell("fashion_mnist", "vb"), collapsed=True, sure=12, seed=6))
     made.append(make_result(Cell("fashion_mnist", "la+oe", outliers="smooth"), seed=7))
     made.append(make_result(Cell("fashion_mnist", "map", convention="published"), seed=8))
     made.append(make_result(Cell("cifar100", "map"), missing=("lsun_classroom",), seed=9))
+    made.append(make_result(Cell("cifar10", "la+nc", further="shift"), seed=3))
+    made.append(make_result(Cell("cifar10", "map", further="shift"), seed=4))
     made.append(make_result(Cell("digits", "map", epochs=2)))
     return made
 
 
 @pytest.fixture(scope="module")
-def made(results: list[Result]) -> list[ReportTable]:
-    return tables(results)
+def cells(results: list[Result]) -> list[Measured]:
+    return [measure(result) for result in results]
+
+
+@pytest.fixture(scope="module")
+def made(cells: list[Measured]) -> list[ReportTable]:
+    return tables(cells)
 
 
 def test_a_figure_stands_beside_its_published_one(results: list[Result], made: list[ReportTable]):
     table = named(made, "fpr95-fashion_mnist")
     line = next(line for line in table.lines if line.row == ("la+nc", "none"))
     place = next(place for place, column in enumerate(table.columns) if column.set == "kmnist")
-    seeds = [one for one in results if one.cell.method == "la+nc"]
+    seeds = [one for one in results if (one.cell.task, one.cell.method) == ("fashion_mnist", "la+nc")]
     expected = [
         Separation(-one.test.none.double().numpy(), -one.ood["kmnist"].none.double().numpy()).fpr95 for one in seeds
     ]
     entry = line.entries[place]
-    assert entry.measured.by_seed == tuple(expected)
+    assert entry.measured.by_seed == pytest.approx(expected, abs=1e-6)
     printed = [f for f in figures() if f.table == "fpr95" and f.task == "fashion_mnist" and f.set == "kmnist"]
     assert entry.published == next(figure for figure in printed if figure.row == line.row)
-    assert entry.difference == np.mean(expected) - entry.published.value
+    assert entry.difference == pytest.approx(np.mean(expected) - entry.published.value, abs=1e-6)
 
 
 def test_outliers_and_conventions_are_kept_apart(made: list[ReportTable]):
@@ -239,17 +303,23 @@ def test_outliers_and_conventions_are_kept_apart(made: list[ReportTable]):
     assert first[usual].measured.value != first[published].measured.value
 
 
-def test_the_best_is_no_collapsed_classifier(made: list[ReportTable]):
-    """The planted one tells outliers best, and no classes apart."""
+def test_the_best_of_each_group_is_no_collapsed_classifier(made: list[ReportTable]):
+    """The planted one, vb, tells outliers best, and no classes apart."""
     table = named(made, "fpr95-fashion_mnist")
+    assert [line.row.method for line in table.lines if line.first] == ["map", "vb", "la"]
     for place in range(len(table.columns)):
-        found = {line.row: entry for line in table.lines if (entry := line.entries[place]).measured}
-        assert [row.method for row, entry in found.items() if entry.measured.collapsed] == ["vb"]
-        shown = {row: round(100 * entry.measured.value, 1) for row, entry in found.items()}
-        assert min(shown, key=shown.get) == ("vb", "max_prob")
-        best = min(value for row, value in shown.items() if row.method != "vb")
-        starred = {row for row, entry in found.items() if entry.best}
-        assert starred == {row for row, value in shown.items() if value == best and row.method != "vb"}
+        entries = {line.row: line.entries[place] for line in table.lines}
+        measured = {row: entry.measured for row, entry in entries.items() if entry.measured}
+        assert [row.method for row, one in measured.items() if one.collapsed] == ["vb"]
+        assert min(measured, key=lambda row: measured[row].value) == ("vb", "max_prob")
+        best = {row for row, entry in entries.items() if entry.best}
+        for group in table.table.groups:
+            shown = {
+                row: round(100 * measured[row].value, 1) for row in group if row in measured and row.method != "vb"
+            }
+            told_apart = len(set(shown.values())) > 1
+            expected = {row for row, value in shown.items() if value == min(shown.values()) and told_apart}
+            assert best & set(group) == expected
 
 
 def test_a_mean_that_lacks_a_set_says_so(made: list[ReportTable]):
@@ -296,18 +366,87 @@ def test_latex_and_markdown_are_well_formed(made: list[ReportTable]):
 # files --------------------------------------------------------------------------------------------------------------
 
 
-def test_results_csv_is_exact_and_has_no_order_but_its_own(results: list[Result]):
-    text = results_csv(results)
-    assert results_csv(results[::-1]) == text
+def test_results_csv_is_right_to_six_digits_and_has_no_order_but_its_own(cells: list[Measured], results: list[Result]):
+    text = results_csv(cells)
+    assert results_csv(cells[::-1]) == text
     rows = list(csv.DictReader(StringIO(text)))
     assert not {"seconds", "device", "threads"} & rows[0].keys()
-    keys = [tuple(row[name] for name in rows[0] if name != "value") for row in rows]
+    keys = [tuple(row[name] for name in rows[0] if name not in Value._fields) for row in rows]
     assert len(set(keys)) == len(keys)
     last = results[-1]
     found = {row["metric"]: row["value"] for row in rows if row["task"] == "digits" and row["set"] == "test"}
     for name, metric in METRICS.items():
-        expected = metric(last.test, last.y)
-        assert float(found[name]) == expected or np.isnan(expected)
+        assert float(found[name]) == pytest.approx(metric(last.test, last.y), abs=1e-6, nan_ok=True)
+
+
+def test_a_mean_has_the_interval_of_the_mean_in_every_resample(cells: list[Measured], results: list[Result]):
+    one, result = cells[0], results[0]
+    inside = -max_prob_score(result.test)
+    names = [name for name in result.ood if name not in (FAR_AWAY, "smooth")]
+    assert averaged("fashion_mnist", result.ood, ["smooth"]) == names
+    resampled = [
+        against("fpr95", inside, -max_prob_score(result.ood[name]), counts(TEST, POINTS), counts(name, POINTS))
+        for name in names
+    ]
+    found = one.figures["mean_but_smooth", "fpr95"]
+    assert (found.low, found.high) == pytest.approx(interval(np.mean(resampled, axis=0)), abs=1e-6)
+    assert found.value == pytest.approx(np.mean([one.figures[name, "fpr95"].value for name in names]), abs=2e-6)
+
+
+def test_a_stand_in_fills_the_place_of_the_set_it_stands_in_for():
+    result = make_result(Cell("cifar10", "map"))
+    ood = {"places_classroom" if name == "lsun_classroom" else name: x for name, x in result.ood.items()}
+    table = named(tables([measure(replace(result, ood=ood))]), "ood_summary")
+    usual = named(tables([measure(result)]), "ood_summary")
+    assert table.lines[0].entries[0].measured.value == usual.lines[0].entries[0].measured.value
+    assert not table.lines[0].entries[0].measured.partial
+
+
+def test_the_shift_means_are_over_all_corruptions(cells: list[Measured], results: list[Result]):
+    place = next(place for place, one in enumerate(results) if one.cell.further)
+    further = results[place].further
+    errors = [ece(further.sets[shifted(corruption, 3)], further.y) for corruption in CORRUPTIONS]
+    found = cells[place].figures[SHIFT_SETS[3], "ece"]
+    assert found.value == pytest.approx(np.mean(errors), abs=1e-6)
+    assert found.low < found.value < found.high
+
+
+def test_stored_tables_make_the_same_report_as_the_runs(report: Path, tmp_path: Path):
+    stored = tmp_path / "stored"
+    stored.mkdir()
+    for name in ("results.csv", "cells.csv"):
+        shutil.copy(report / name, stored)
+    write_report(gather([stored]), stored)
+    for name in ("results.csv", "cells.csv", "RESULTS.md", "figures/noise.svg", "figures/shift-ece.png"):
+        assert (stored / name).read_bytes() == (report / name).read_bytes(), name
+    assert {path.name for path in (stored / "tables").iterdir()} == {
+        path.name for path in (report / "tables").iterdir()
+    }
+
+
+def test_reports_accumulate_and_the_last_of_a_cell_wins(tmp_path: Path):
+    def runs(name: str, *cells: Cell, sure: float = 6.0) -> Path:
+        return write_runs([make_result(cell, sure=sure) for cell in cells], tmp_path / name)
+
+    old = runs("old", Cell("mnist", "map"), Cell("mnist", "map", 1))
+    new = runs("new", Cell("mnist", "map"), Cell("mnist", "la"), sure=3.0)
+    write_report(gather([old]), tmp_path / "stored")
+    cells = gather([tmp_path / "stored", new])
+    assert [(one.cell.method, one.cell.seed) for one in cells] == [("la", 0), ("map", 0), ("map", 1)]
+    assert cells[1].figures == gather([new])[1].figures != gather([old])[0].figures
+    assert cells[2] == replace(gather([old])[1], folder=None)
+    assert results_csv(gather([old, new])) == results_csv(cells)
+    assert cells_csv(gather([old, new])) == cells_csv(cells)
+
+
+def test_tables_of_different_cells_are_refused(tmp_path: Path):
+    write_report(gather([write_runs([make_result(Cell("mnist", "map"))], tmp_path / "runs")]), tmp_path / "out")
+    with (tmp_path / "out" / "results.csv").open("a") as file:
+        file.write("mnist,,la,0,corrected,,,test,accuracy,0.5,,\n")
+    with pytest.raises(ValueError, match="not of the same cells; make both anew"):
+        gather([tmp_path / "out"])
+    with pytest.raises(ValueError, match=r"no results in .*; make some with"):
+        gather([tmp_path / "nothing"])
 
 
 class Page(HTMLParser):
@@ -330,8 +469,17 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def report(results: list[Result], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("report")
-    write_report(results, out, shift={"map": {1: [0.1, 0.2], 2: [0.2, 0.4]}})
+    write_report(gather([write_runs(results, out / "runs")]), out)
     return out
+
+
+def test_the_document_has_every_table_and_the_commands(report: Path):
+    text = (report / "RESULTS.md").read_text("utf-8")
+    for path in (report / "tables").glob("*.md"):
+        assert path.read_text("utf-8").strip() in text
+    assert "demur study shift --task cifar10 --convention corrected --method map --method la+nc" in text
+    for picture in re.findall(r"\]\((figures/[^)]*)\)", text):
+        assert (report / picture).is_file()
 
 
 def test_the_page_needs_nothing_but_itself(report: Path):
@@ -350,13 +498,21 @@ def test_the_page_needs_nothing_but_itself(report: Path):
 def test_every_figure_is_there_twice(report: Path):
     drawn = {path.stem for path in (report / "figures").glob("*.png")}
     assert drawn == {path.stem for path in (report / "figures").glob("*.svg")}
-    assert {"noise", "shift", "roc-digits-epochs2", "scores-cifar100", "reliability-fashion_mnist-published"} <= drawn
+    assert {
+        "noise",
+        "shift-ece",
+        "shift-accuracy",
+        "roc-digits-epochs2",
+        "scores-cifar100",
+        "reliability-fashion_mnist-published",
+    } <= drawn
 
 
 def test_the_same_results_make_the_same_report(results: list[Result], tmp_path: Path):
     once, again = tmp_path / "once", tmp_path / "again"
-    write_report(results[-2:], once)
-    write_report(results[:-3:-1], again)
+    for out, some in ((once, results[-2:]), (again, results[:-3:-1])):
+        runs = write_runs(some, tmp_path / f"runs of {out.name}")
+        write_report(gather([runs], jobs=2 if out == again else 1), out)
     files = [path.relative_to(once) for path in once.rglob("*.*")]
     assert "index.html" in map(str, files)
     for path in files:
@@ -395,7 +551,8 @@ def test_tables_sort_by_a_click(report: Path, tmp_path: Path):
 
 def test_figures_are_one_column_wide():
     confidences = {"mnist": {"de": 0.9, "la": 0.5}}
-    for figure in (draw_noise_confidence(confidences, confidences), draw_shift(shift_by_severity())):
+    shift = shift_by_severity()
+    for figure in (draw_noise_confidence(confidences, confidences), draw_shift(shift, shift, "ECE")):
         assert figure.get_size_inches()[0] == WIDTH == 3.3
 
 

@@ -6,7 +6,10 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,19 +17,37 @@ import torch
 
 from demur.likelihoods import none_class
 from demur.metrics import brier
+from demur.networks import mlp
+from demur.study import grid
 from demur.study.conventions import none_class_averaged_together, resolve
-from demur.study.engine import Place, networks_of, results_of, run_cell, run_cells
-from demur.study.grid import PAPER_ROWS, STUDIES, Cell, select
+from demur.study.engine import LOG, Place, networks_of, plan, results_of, run_cell, run_cells
+from demur.study.grid import BY_DEFAULT, PAPER_ROWS, STUDIES, Cell, Setting, select
+from demur.study.processes import Crew, processes
 from demur.study.results import PREDICTIONS, folder_name, pack, read_results, unpack
 from demur.study.run import row_of
 from demur.tasks import Store
+from tests.test_cli import demur_command
 
 NOWHERE = Store(Path("nowhere"))
 pytestmark = pytest.mark.filterwarnings("ignore:the best prior precision")  # one epoch promises nothing
 
 
-def nothing(number: int, total: int, cell: Cell) -> None:
+def nothing(number: int, total: int, step: str) -> None:
     """Nobody watches."""
+
+
+def deadly(outputs: int) -> torch.nn.Module:
+    """A network that takes its process with it, as one does that is too large."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def lethal(settings: Mapping[str, Setting]) -> Setting:
+    return replace(settings[BY_DEFAULT], network=deadly)
+
+
+def bytes_of_predictions(runs: Path) -> dict[str, bytes]:
+    return {path.parent.name: path.read_bytes() for path in runs.glob(f"*/{PREDICTIONS}")}
 
 
 @pytest.fixture
@@ -70,7 +91,10 @@ def test_the_published_none_class_of_flipout_counts_both_kinds_half():
 
 def test_cells_are_made_once_and_read_back(place: Place):
     cells = quick("map", "la+nc")
+    place.folder(cells[0]).mkdir(parents=True)
+    (place.folder(cells[0]) / LOG).write_text("of an earlier try")
     assert run_cells(cells, place, nothing) == []
+    assert not list(place.runs.glob(f"*/{LOG}"))
     stamps = {path: path.stat().st_mtime_ns for path in place.runs.rglob("*.safetensors")}
     assert run_cells(cells, place, nothing) == []
     assert stamps == {path: path.stat().st_mtime_ns for path in place.runs.rglob("*.safetensors")}
@@ -81,20 +105,106 @@ def test_cells_are_made_once_and_read_back(place: Place):
     assert {result.cell for result in read_results(place.runs)} == set(cells)
 
 
-def test_a_failed_cell_does_not_stop_the_others(place: Place):
-    cells = [Cell("mnist", "map"), *quick("map")]
-    (failure,) = run_cells(cells, place, nothing)
-    assert "demur data get mnist" in failure.reason
+def test_a_plan_has_every_folder_once_and_after_those_it_needs():
+    cells = [replace(cell, convention=c) for cell in select("digits") for c in ("corrected", "published")]
+    steps = list(plan(cells, Place(Path("nowhere"), NOWHERE)).values())
+    assert sum(len(step.cells) for step in steps) == len(cells)
+    seen: set[str] = set()
+    for step in steps:
+        assert set(step.needs) <= seen
+        assert step.name not in seen
+        seen.add(step.name)
+    assert networks_of(cells, NOWHERE) == {step.name for step in steps if not step.needs}
+
+
+def test_what_fails_stops_only_what_needs_it(place: Place):
+    """The network of `map` fails once; `la`, which is made from it, is not even tried."""
+    cells = [Cell("mnist", "la"), Cell("mnist", "map"), *quick("map")]
+    said: list[str] = []
+    failures = run_cells(cells, place, lambda number, total, step: said.append(f"{number} of {total}: {step}"))
+    assert {failure.cell for failure in failures} == set(cells[:2])
+    for failure in failures:
+        assert "demur data get mnist" in failure.reason
+        log = place.folder(failure.cell) / LOG
+        assert str(log) in failure.reason
+        assert "Traceback" in log.read_text()
     assert len(results_of(cells, place)) == 1
+    assert said == [
+        "1 of 3: mnist map, seed 0, corrected: failed",
+        "2 of 3: mnist la, seed 0, corrected: failed",
+        "3 of 3: digits map, seed 0, corrected",
+    ]
 
 
-def test_several_processes_make_the_same(place: Place, tmp_path: Path):
-    cells = quick("map", "map+nc", "la+nc")
+def test_several_processes_make_the_same_bytes_and_one_that_dies_stops_no_other(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     alone = Place(tmp_path / "alone", NOWHERE)
-    assert run_cells(cells, place, nothing, jobs=2) == []
+    cells = quick("map", "la+nc", "vb", "la+ml")
     assert run_cells(cells, alone, nothing) == []
-    for ours, theirs in zip(results_of(cells, place), results_of(cells, alone), strict=True):
-        torch.testing.assert_close(ours.test.probs, theirs.test.probs)
+    monkeypatch.setattr(grid, "SETTINGS", {"digits": {**grid.DIGITS, "la+ml": lethal(grid.DIGITS)}})
+    (failure,) = run_cells(cells, place, nothing, partial(processes, jobs=2))
+    assert failure.cell == cells[3]
+    assert "exit code -9" in failure.reason
+    monkeypatch.undo()
+    assert run_cells(cells, place, nothing, partial(processes, jobs=2)) == []
+    assert bytes_of_predictions(place.runs) == bytes_of_predictions(alone.runs)
+
+
+def hesitant(outputs: int) -> torch.nn.Module:
+    warnings.warn("careful", stacklevel=2)
+    return mlp(outputs, inputs=64, hidden=(8,))
+
+
+def test_what_a_step_warns_of_is_said_with_its_name(place: Place, monkeypatch: pytest.MonkeyPatch):
+    setting = replace(grid.DIGITS[BY_DEFAULT], network=hesitant)
+    monkeypatch.setattr(grid, "SETTINGS", {"digits": {BY_DEFAULT: setting}})
+    with pytest.warns(UserWarning, match=r"careful \(digits map, seed 0, corrected\)"):
+        assert run_cells(quick("map"), place, nothing) == []
+
+
+def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    def devices(device: str) -> list[str]:
+        return [place.device for place in reversed(Crew(Place(Path(), NOWHERE, device), jobs=3).vacant)]
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert devices("cuda") == ["cuda:0", "cuda:1", "cuda:0"]
+    assert devices("cuda:1") == ["cuda:1"] * 3
+    assert devices("cpu") == ["cpu"] * 3
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert devices("cuda") == ["cuda"] * 3
+
+
+FOREVER = """
+import sys
+from pathlib import Path
+from demur.study.engine import Place, plan
+from demur.study.grid import Cell
+from demur.study.processes import processes
+from demur.tasks import Store
+place = Place(Path(sys.argv[1]), Store(Path("nowhere")))
+(step,) = plan([Cell("digits", "map", epochs=10**6)], place).values()
+with processes(place, jobs=1) as crew:
+    crew.start(step)
+    print(*[worker.process.pid for worker, _ in crew.busy.values()], flush=True)
+    crew.next()
+"""
+
+
+def test_processes_end_with_a_study_that_is_killed(tmp_path: Path):
+    study = subprocess.Popen([sys.executable, "-c", FOREVER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert study.stdout is not None
+    worker = int(study.stdout.readline())
+    while not list(tmp_path.glob("*/.lock")):
+        time.sleep(0.1)
+    study.kill()
+    study.wait()
+    study.stdout.close()
+    until = time.monotonic() + 20
+    while Path(f"/proc/{worker}").exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
 
 
 def test_packed_and_unpacked_predictions_are_the_same(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -155,6 +265,38 @@ def test_the_record_says_how_it_was_made(place: Place):
     assert record["fit"]["recipe"]["epochs"] == 1
     assert record["threads"] == torch.get_num_threads()
     assert {"torch", "python", "demur"} == set(record["versions"])
+
+
+def test_the_command_says_what_it_does_and_its_exit_code_what_failed(tmp_path: Path):
+    quickly = ("--epochs", "1", "--limit", "200", "--jobs", "1", "--runs", "runs")
+    first = demur_command("study", "digits", "--method", "map", *quickly, cwd=tmp_path)
+    assert (first.returncode, first.stderr) == (0, "1 of 1: digits map, seed 0, corrected\n")
+    again = demur_command("study", "digits", "--method", "map", *quickly, cwd=tmp_path)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert "1 done" in again.stdout
+    assert again.stdout.splitlines()[1:] == first.stdout.splitlines()[1:]
+    failed = demur_command(
+        "study", "table1", "--task", "mnist", "--method", "map", "--data", ".", *quickly, cwd=tmp_path
+    )
+    assert failed.returncode == 1
+    assert "demur data get mnist" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--engine", "spark"], "unknown engine 'spark'; known: local, ray"),
+        (["--address", "here"], "add --engine ray"),
+        (["--engine", "ray", "--jobs", "2"], "a Ray cluster takes what it has room for"),
+        (["--engine", "ray", "--address", "here", "--runs", "runs"], "no Ray cluster answers at address 'here'"),
+    ],
+)
+def test_engines_that_cannot_be_are_refused(arguments: list[str], says: str, tmp_path: Path):
+    done = demur_command("study", "digits", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

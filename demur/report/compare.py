@@ -1,21 +1,20 @@
 """Every measured figure beside the published one, in the paper's tables and in one of our own for each task."""
 
+import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from demur.method import METHODS
-from demur.metrics import METRICS, SCORES, Separation, mmc
-from demur.report.intervals import INSIDE, against, counts, interval
+from demur.report.intervals import over_seeds
+from demur.report.measured import FAR_AWAY, Measured, scored
 from demur.study.grid import Cell
-from demur.study.published import DEFAULT_OUTLIERS, MEAN, TABLES, TEST, Column, Figure, Row, Table
-from demur.study.results import Result
+from demur.study.published import DEFAULT_OUTLIERS, TABLES, TEST, Column, Figure, Row, Table, mean_but
+from demur.tasks.images import STAND_INS
 
-FAR_AWAY = "far_away"
 # by metric: whether more is better; the confidence on test data is neither
 BETTER = {
     "accuracy": max,
@@ -43,6 +42,11 @@ class Kind(NamedTuple):
         return f"trained in the {self.convention} convention{epochs}{limit}"
 
     @property
+    def order(self) -> tuple[str, float, float]:
+        """Corrected before published, the whole length before shorter ones."""
+        return self.convention, -(self.epochs or math.inf), -(self.limit or math.inf)
+
+    @property
     def slug(self) -> str:
         """The same for a file's name; short where all is as by default."""
         parts = [] if self.convention == "corrected" else [self.convention]
@@ -54,12 +58,17 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Measurement:
-    """A figure's mean over training seeds, with its 95 % interval over test points."""
+    """A figure's mean over training seeds, with its 95 % intervals over test points and over training.
+
+    All seeds are tested on the same points, so the ends of the first are the means of the seeds': it is never too
+    narrow, and exact where the networks err alike.
+    """
 
     value: float
     low: float
     high: float
     by_seed: tuple[float, ...]
+    training: tuple[float, float] | None  # where there are several seeds
     partial: bool  # a mean that lacks some of its sets
     collapsed: bool  # of a classifier that tells no classes apart
 
@@ -80,6 +89,7 @@ class Entry:
 @dataclass(frozen=True)
 class Line:
     row: Row
+    first: bool  # of its group
     entries: tuple[Entry, ...]
 
 
@@ -100,50 +110,13 @@ class ReportTable:
         return f"{self.table.title}; {self.kind.title}"
 
 
-class Measured:
-    """A result's figures and their resamples, each computed once."""
-
-    def __init__(self, result: Result) -> None:
-        self.result = result
-        self._known: dict[tuple[str, str, str], tuple[float, NDArray[np.float64]] | None] = {}
-
-    @cached_property
-    def collapsed(self) -> bool:
-        """Whether the classifier is no better than always answering the most frequent class, whatever its FPR95."""
-        y = self.result.y
-        return METRICS["accuracy"](self.result.test, y) < float(y.bincount().max() / len(y)) + 0.01
-
-    def figure(self, name: str, metric: str, score: str) -> tuple[float, NDArray[np.float64]] | None:
-        """Its value and that in every resample; None where the set or the score is missing."""
-        place = (name, metric, score)
-        if place not in self._known:
-            self._known[place] = self._compute(*place)
-        return self._known[place]
-
-    def _compute(self, name: str, metric: str, score: str) -> tuple[float, NDArray[np.float64]] | None:
-        test, y = self.result.test, self.result.y
-        if name == TEST:
-            return METRICS[metric](test, y), INSIDE[metric](test, y, counts(TEST, len(test)))
-        if name not in self.result.ood:
-            return None
-        outside = self.result.ood[name]
-        if metric == "mmc":
-            return mmc(outside), INSIDE["mmc"](outside, y, counts(name, len(outside)))
-        inside_score, outside_score = SCORES[score](test), SCORES[score](outside)
-        if inside_score is None or outside_score is None:
-            return None
-        value = getattr(Separation(-inside_score, -outside_score), metric)
-        drawn = counts(TEST, len(test)), counts(name, len(outside))
-        return value, against(metric, -inside_score, -outside_score, *drawn)
-
-
 class _Runs:
     """The results of one kind, found by what a table's cell asks for."""
 
     def __init__(self, results: Iterable[Measured]) -> None:
         self._by_place: dict[tuple[str, str], dict[str, list[Measured]]] = {}
         for measured in results:
-            cell = measured.result.cell
+            cell = measured.cell
             by_outliers = self._by_place.setdefault((cell.task, cell.method), {})
             by_outliers.setdefault(outliers_of(cell), []).append(measured)
 
@@ -152,7 +125,7 @@ class _Runs:
         by_outliers = self._by_place.get((task, method), {})
         if outliers not in by_outliers and "+" not in method and by_outliers:
             outliers = min(by_outliers)
-        return sorted(by_outliers.get(outliers, ()), key=lambda measured: measured.result.cell.seed)
+        return sorted(by_outliers.get(outliers, ()), key=lambda measured: measured.cell.seed)
 
 
 def kind_of(cell: Cell) -> Kind:
@@ -168,11 +141,11 @@ def unusual(task: str, outliers: str) -> str:
     return "" if outliers == DEFAULT_OUTLIERS.get(task, "default") else outliers
 
 
-def tables(results: Sequence[Result], everything: bool = False) -> list[ReportTable]:
+def tables(cells: Sequence[Measured], everything: bool = False) -> list[ReportTable]:
     """One of our own for each task, then the paper's, of which the tasks that were measured; with `everything`, all of
     them, so that every published figure is there."""
-    kinds = sorted({kind_of(result.cell) for result in results}, key=repr) or [Kind("corrected", None, None)]
-    by_kind = {kind: [Measured(one) for one in results if kind_of(one.cell) == kind] for kind in kinds}
+    kinds = sorted({kind_of(one.cell) for one in cells}, key=lambda kind: kind.order) or [Kind("corrected", None, None)]
+    by_kind = {kind: [one for one in cells if kind_of(one.cell) == kind] for kind in kinds}
     wanted = [(table, kind) for kind in kinds for table in _own_tables(by_kind[kind])]
     wanted += [(table, kind) for table in TABLES for kind in kinds]
     runs = {kind: _Runs(of_kind) for kind, of_kind in by_kind.items()}
@@ -180,35 +153,41 @@ def tables(results: Sequence[Result], everything: bool = False) -> list[ReportTa
     return [table for table in filled if table.columns]
 
 
-def _own_tables(results: Sequence[Measured]) -> list[Table]:
+def _own_tables(cells: Sequence[Measured]) -> list[Table]:
     """A task's every method, in the corrected metrics, on every OOD set."""
-    places = sorted({(one.result.cell.task, outliers_of(one.result.cell)) for one in results})
     made = []
-    for task, outliers in places:
-        here = [
-            one.result
-            for one in results
-            if one.result.cell.task == task
-            and ("+" not in one.result.cell.method or outliers_of(one.result.cell) == outliers)
-        ]
-        sets = tuple(dict.fromkeys(name for result in here for name in result.ood))
-        unseen = tuple(name for name in sets if name not in (FAR_AWAY, outliers))
+    for task, outliers in sorted({(one.cell.task, outliers_of(one.cell)) for one in cells}):
+        of_task = [one for one in cells if one.cell.task == task]
+        here = [one for one in of_task if "+" not in one.cell.method or outliers_of(one.cell) == outliers]
+        sets = tuple(dict.fromkeys(name for one in here for name in one.sets))
+        seen = tuple(name for name in outliers.split("+") if name in sets)
+        unseen = tuple(name for name in sets if name not in (FAR_AWAY, *seen))
         columns = (
             Column(task, TEST, "accuracy", "corrected"),
             Column(task, TEST, "ece", "corrected"),
-            Column(task, MEAN, "fpr95", "corrected", unseen),
+            Column(task, mean_but(*seen), "fpr95", "corrected", unseen),
             *(Column(task, name, "fpr95", "corrected") for name in sets),
         )
-        found = {Row(one.cell.method, score) for one in here for score in ("max_prob", *_none_score(one))}
-        rows = tuple(sorted(found, key=lambda row: (METHODS.index(row.method), row.score)))
         special = unusual(task, outliers)
         title = f"All methods, {task}" + f", trained with {outliers}" * bool(special)
-        made.append(Table("measured", "-".join(filter(None, (task, special))), title, outliers, rows, columns))
+        name = "-".join(filter(None, (task, special)))
+        made.append(Table("measured", name, title, "", outliers, _own_groups(here), columns))
     return made
 
 
-def _none_score(result: Result) -> tuple[str, ...]:
-    return () if result.test.none is None else ("none",)
+def _own_groups(cells: Sequence[Measured]) -> tuple[tuple[Row, ...], ...]:
+    """By inference; networks and ensembles of them are one group, as in the paper."""
+    groups: dict[str, set[Row]] = {}
+    for one in cells:
+        inference = one.cell.method.partition("+")[0]
+        with_none = any(metric == "none_fpr95" for _, metric in one.figures)
+        rows = {Row(one.cell.method, score) for score in ("max_prob", *["none"] * with_none)}
+        groups.setdefault("points" if inference in ("map", "de") else inference, set()).update(rows)
+
+    def order(row: Row) -> tuple[int, str]:
+        return METHODS.index(row.method), row.score
+
+    return tuple(sorted((tuple(sorted(rows, key=order)) for rows in groups.values()), key=lambda rows: order(rows[0])))
 
 
 def _fill(table: Table, kind: Kind, runs: _Runs, everything: bool) -> ReportTable:
@@ -218,43 +197,37 @@ def _fill(table: Table, kind: Kind, runs: _Runs, everything: bool) -> ReportTabl
         for task in {column.task for column in table.columns}
     }
     # a method that is shown no outliers fits every table, but is no reason to show those trained with others
-    done = {
-        task
-        for (_, task), results in found.items()
-        if any(outliers_of(one.result.cell) == table.outliers for one in results)
-    }
+    done = {task for (_, task), cells in found.items() if any(outliers_of(one.cell) == table.outliers for one in cells)}
     columns = tuple(column for column in table.columns if everything or column.task in done)
-    lines = tuple(
-        Line(
-            row,
-            tuple(
-                Entry(_measure(found[row, column.task], column, row.score), table.published(row, column))
-                for column in columns
-            ),
-        )
-        for row in table.rows
-    )
-    return ReportTable(table, kind, columns, _mark_best(lines, columns), _remarks(found, lines))
+
+    def entry(row: Row, column: Column) -> Entry:
+        return Entry(_measure(found[row, column.task], column, row.score), table.published(row, column))
+
+    if not everything and not any(entry(row, column).measured for row in table.rows for column in columns):
+        columns = ()  # such as those under shift, where nothing was shifted
+    lines: list[Line] = []
+    for group in table.groups:
+        of_group = [Line(row, row == group[0], tuple(entry(row, column) for column in columns)) for row in group]
+        lines += _mark_best(of_group, columns)
+    return ReportTable(table, kind, columns, tuple(lines), _remarks(found, lines))
 
 
-def _measure(results: Sequence[Measured], column: Column, score: str) -> Measurement | None:
-    """The mean over seeds of a column's figure, itself a mean over sets for some."""
-    names = column.over if column.set == MEAN else (column.set,)
-    # confidence is the same whatever score tells outliers
-    chosen = score if column.metric in ("fpr95", "auroc", "aupr_published") else "max_prob"
-    by_seed = [[one.figure(name, column.metric, chosen) for name in names] for one in results]
-    there = [[figure for figure in figures if figure is not None] for figures in by_seed]
-    if not there or not all(there):
+def _measure(cells: Sequence[Measured], column: Column, score: str) -> Measurement | None:
+    """The mean over seeds of a column's figure."""
+    found = [one.figure(column.set, scored(column.metric, score)) for one in cells]
+    figures = [figure for figure in found if figure is not None]
+    if not figures or len(figures) < len(found):
         return None
-    values = [float(np.mean([value for value, _ in figures])) for figures in there]
-    resampled = np.mean([np.mean([again for _, again in figures], axis=0) for figures in there], axis=0)
-    partial = any(len(figures) < len(names) for figures in there)
-    collapsed = any(one.collapsed for one in results)
-    return Measurement(float(np.mean(values)), *interval(resampled), tuple(values), partial, collapsed)
+    by_seed = tuple(figure.value for figure in figures)
+    low, high = (float(np.mean([getattr(figure, end) for figure in figures])) for end in ("low", "high"))
+    partial = any(name not in one.sets and STAND_INS.get(name) not in one.sets for one in cells for name in column.over)
+    collapsed = any(one.collapsed for one in cells)
+    training = over_seeds(by_seed) if len(by_seed) > 1 else None
+    return Measurement(float(np.mean(by_seed)), low, high, by_seed, training, partial, collapsed)
 
 
-def _mark_best(lines: Sequence[Line], columns: Sequence[Column]) -> tuple[Line, ...]:
-    """The best of each column, as far as it is shown."""
+def _mark_best(lines: Sequence[Line], columns: Sequence[Column]) -> list[Line]:
+    """The best of the group in each column, as far as it is shown."""
     best = [_best(column, [line.entries[place] for line in lines]) for place, column in enumerate(columns)]
 
     def mark(line: Line) -> Line:
@@ -263,12 +236,12 @@ def _mark_best(lines: Sequence[Line], columns: Sequence[Column]) -> tuple[Line, 
             line, entries=tuple(replace(one, best=value is not None and _judged(one) == value) for one, value in pairs)
         )
 
-    return tuple(map(mark, lines))
+    return list(map(mark, lines))
 
 
 def _best(column: Column, entries: Sequence[Entry]) -> float | None:
     judged = [value for value in map(_judged, entries) if value is not None]
-    if len(judged) < 2 or (column.metric == "mmc" and column.set == TEST):
+    if len(set(judged)) < 2 or (column.metric == "mmc" and column.set == TEST):
         return None
     return BETTER[column.metric](judged)
 
@@ -284,16 +257,17 @@ def _judged(entry: Entry) -> float | None:
 def _remarks(found: Mapping[tuple[Row, str], Sequence[Measured]], lines: Sequence[Line]) -> tuple[str, ...]:
     """What a reader of the table must know."""
     said: dict[str, None] = {}
-    used = [(task, one.result.record) for (_, task), results in found.items() for one in results]
-    for task, record in used:
-        for name, note in record.get("notes", {}).items():
+    for task, about in ((task, one.about) for (_, task), cells in found.items() for one in cells):
+        for name, note in json.loads(about["notes"]).items():
             said[f"{task}: {name} {note}"] = None
-        if record.get("missing"):
-            said[f"{task}: not measured, since the data is missing: {', '.join(record['missing'])}"] = None
+        if missing := json.loads(about["missing"]):
+            said[f"{task}: not measured, since the data is missing: {', '.join(missing)}"] = None
     measured = [entry.measured for line in lines for entry in line.entries if entry.measured is not None]
     seeds = sorted({len(one.by_seed) for one in measured})
     if seeds and seeds[-1] > 1:
-        said[f"Means of {' or '.join(map(str, seeds))} training seeds, their least and greatest below"] = None
+        said[f"Means of {' or '.join(map(str, seeds))} training seeds; in brackets their 95 % bootstrap interval"] = (
+            None
+        )
     if any(one.partial for one in measured):
         said["† A mean over those of its sets that were measured; the published one is over all"] = None
     if any(one.collapsed for one in measured):

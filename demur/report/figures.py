@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import torch
 from matplotlib import rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -13,50 +12,47 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from demur.inference import MAP, Inference, Laplace
-from demur.likelihoods import LIKELIHOODS
+from demur.method import parse_method
 from demur.metrics import BINS, Array, Prediction, calibration, ece, max_prob_score
 from demur.predictive import predict
-from demur.study.grid import setting
+from demur.study.further import HALF_WIDTHS, PIXELS, grid
+from demur.study.grid import TOY_ROWS, setting
 from demur.study.results import Result
 from demur.tasks import Split, load
 
-# prior precisions are fixed here, since a tuned one can run to the MAP network; the Dirichlet's information does not
-# vanish at confident logits as the Categorical's does, so SL needs a smaller one
-TOY_COLUMNS: dict[str, tuple[Inference, str]] = {
-    "OE": (MAP(), "oe"),
-    "LA+NC": (Laplace(prior_precision=300.0), "nc"),
-    "LA+SL": (Laplace(prior_precision=10.0), "sl"),
-    "LA+ML": (Laplace(prior_precision=300.0), "ml"),
-    "LA+OE": (Laplace(prior_precision=300.0), "oe"),
-}
-TOY_HALF_WIDTHS = {"near the data": 7.0, "zoomed out": 70.0}
-PIXELS = 150
-
 
 def draw_toy(path: Path) -> None:
-    """Confidence in the plane around four classes, near and zoomed out, under the paper's five methods."""
-    task, given = load("blobs"), setting("blobs", "la")
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    axes = figure.subplots(len(TOY_HALF_WIDTHS), len(TOY_COLUMNS), squeeze=False)
-    for column, (title, (inference, likelihood_name)) in enumerate(TOY_COLUMNS.items()):
-        likelihood = LIKELIHOODS[likelihood_name](task.num_classes)
-        posterior = inference.fit(given.network, likelihood, task, given.recipe)
-        axes[0, column].set_title(title)
-        for row, half in enumerate(TOY_HALF_WIDTHS.values()):
+    """Fit the paper's five methods to four classes in the plane, and draw how sure they are where."""
+    task, planes = load("blobs"), {}
+    for name in TOY_ROWS:
+        method, given = parse_method(name), setting("blobs", name)
+        likelihood = method.likelihood(task.num_classes)
+        posterior = (given.inference or method.inference).fit(given.network, likelihood, task, given.recipe)
+        planes[name] = {
+            where: predict(posterior, likelihood, grid(half), batch_size=4096) for where, half in HALF_WIDTHS.items()
+        }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw_planes(planes).savefig(path, dpi=150)
+
+
+def draw_planes(planes: Mapping[str, Mapping[str, Prediction]]) -> Figure:
+    """Confidence in the plane around the classes, near and zoomed out: a column a method."""
+    train = load("blobs").train
+    figure = Figure(figsize=(0.5 + 2.1 * len(planes), 4.5), layout="constrained")
+    axes = figure.subplots(len(HALF_WIDTHS), len(planes), squeeze=False)
+    for column, (method, predictions) in enumerate(planes.items()):
+        axes[0, column].set_title("OE" if method == "map+oe" else method.upper())
+        for row, (where, half) in enumerate(HALF_WIDTHS.items()):
             axis = axes[row, column]
-            line = torch.linspace(-half, half, PIXELS)
-            prediction = predict(posterior, likelihood, torch.cartesian_prod(line, line), batch_size=4096)
-            confidence = prediction.probs.amax(1).reshape(PIXELS, PIXELS).T
+            confidence = predictions[where].probs.amax(1).reshape(PIXELS, PIXELS).T
             extent = (-half, half, -half, half)
             image = axis.imshow(confidence.numpy(), vmin=0, vmax=1, cmap="cividis", origin="lower", extent=extent)
-            _scatter(axis, task.train, size=10 / half)
+            _scatter(axis, train, size=10 / half)
             axis.set(xticks=[], yticks=[], xlim=(-half, half), ylim=(-half, half))
-    for axis, (where, half) in zip(axes[:, 0], TOY_HALF_WIDTHS.items(), strict=True):
+    for axis, (where, half) in zip(axes[:, 0], HALF_WIDTHS.items(), strict=True):
         axis.set_ylabel(f"{where} (±{half:g})")
     figure.colorbar(image, ax=axes, label="confidence", shrink=0.95, pad=0.01)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    return figure
 
 
 def _scatter(axis: Axes, points: Split, size: float) -> None:
@@ -150,17 +146,15 @@ def draw_noise_confidence(measured: Confidences, published: Confidences) -> Figu
 BySeverity = Mapping[str, Mapping[int, Sequence[float]]]  # method to severity to a figure for every corruption
 
 
-def draw_shift(errors: BySeverity, published: BySeverity | None = None) -> Figure:
-    """ECE by severity, a box over the corruptions; a panel for every method, so that boxes stay wide enough to read.
-
-    The published boxes, where given, stand in grey beside the measured ones.
-    """
-    with _drawing(height=0.35 + 0.95 * -(-len(errors) // 3)) as figure:
-        axes = _panels(figure, len(errors), columns=3)
-        drawn = [by_severity for methods in (errors, published or {}) for by_severity in methods.values()]
+def draw_shift(measured: BySeverity, published: BySeverity, label: str) -> Figure:
+    """A metric by severity, a box over the corruptions; a panel for every method, so that boxes stay wide enough to
+    read. The published boxes stand in grey beside the measured ones."""
+    with _drawing(height=0.35 + 0.95 * -(-len(measured) // 3)) as figure:
+        axes = _panels(figure, len(measured), columns=3)
+        drawn = [by_severity for methods in (measured, published) for by_severity in methods.values()]
         highest = 105 * max(max(values) for by_severity in drawn for values in by_severity.values())
-        for axis, (method, by_severity) in zip(axes, errors.items(), strict=True):
-            beside = (published or {}).get(method, {})
+        for axis, (method, by_severity) in zip(axes, measured.items(), strict=True):
+            beside = published.get(method, {})
             shift = 0.19 if beside else 0.0
             _boxes(axis, by_severity, -shift, INSIDE)
             _boxes(axis, beside, shift, "#999999")
@@ -171,7 +165,7 @@ def draw_shift(errors: BySeverity, published: BySeverity | None = None) -> Figur
             marks = [Patch(color=INSIDE, label="measured"), Patch(color="#999999", label="published")]
             figure.legend(handles=marks, loc="outside upper center", ncols=2, handlelength=1)
         figure.supxlabel("severity")
-        figure.supylabel("ECE (%)")
+        figure.supylabel(f"{label} (%)")
     return figure
 
 
@@ -184,7 +178,7 @@ def _boxes(axis: Axes, by_severity: Mapping[int, Sequence[float]], shift: float,
             manage_ticks=False,
             patch_artist=True,
             boxprops={"facecolor": colour, "linewidth": 0.4},
-            medianprops={"color": "white", "linewidth": 0.9},
+            medianprops={"color": "black", "linewidth": 0.9},
             whiskerprops={"linewidth": 0.5},
             capprops={"linewidth": 0.5},
             flierprops={"marker": ".", "markersize": 1.5, "markeredgecolor": colour},

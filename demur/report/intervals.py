@@ -1,11 +1,11 @@
-"""Bootstrap intervals over test points, from predictions alone.
+"""Bootstrap intervals over test points, from predictions alone, and over training seeds.
 
 A resample is a vector of counts, how often each point was drawn. The counts of a set depend on its name and size only:
 methods, training seeds and metrics are compared on the same resamples, and a mean's interval follows from its parts'.
 """
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -37,6 +37,12 @@ def interval(resampled: Array) -> tuple[float, float]:
         return float("nan"), float("nan")
     low, high = np.nanquantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
+
+
+def over_seeds(values: Sequence[float]) -> tuple[float, float]:
+    """The interval of a mean over training seeds, each as likely to be drawn as any other."""
+    drawn = np.random.default_rng(len(values)).integers(len(values), size=(10 * RESAMPLES, len(values)))
+    return interval(np.asarray(values)[drawn].mean(1))
 
 
 # metrics of one set -------------------------------------------------------------------------------------------------

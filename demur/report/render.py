@@ -1,12 +1,14 @@
 """A table as text, Markdown or LaTeX; in per cent."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from textwrap import wrap
 
 from demur.report.compare import Entry, ReportTable
-from demur.study.published import MEAN, TEST, Column
+from demur.study.published import SHIFT_SETS, TEST, Column
 
 LEGEND = "In per cent: measured ± half its 95 % bootstrap interval over test points"
+BEST = "the best of its group of rows, to the digit shown"
+SEVERITIES = {name: f"severity {severity}" for severity, name in SHIFT_SETS.items()}
 METRIC_TITLES = {
     "accuracy": "accuracy",
     "accuracy_with_none": "accuracy, none is wrong",
@@ -27,20 +29,24 @@ def heading(column: Column, table: ReportTable) -> list[str]:
     metric = METRIC_TITLES[column.metric]
     if column.set == TEST:
         what = ["test" if column.metric == "mmc" else metric]
-    elif column.set == MEAN:
-        what = [f"mean {metric}, {len(column.over)} sets"]
+    elif column.over:
+        what = [f"mean {metric}, {len(column.over)} set{'s' * (len(column.over) != 1)}"]
+    elif column.set in SEVERITIES:
+        what = [SEVERITIES[column.set], metric]
     else:
         what = [metric, column.set] if several_metrics else [column.set]
     parts = [*[column.task] * several_tasks, *what, *[column.convention] * several_conventions]
     return [part.replace("_", " ") for part in parts]
 
 
-def legend(table: ReportTable) -> list[str]:
-    """How to read the table, and what to know about it."""
+def legend(table: ReportTable, best: str) -> list[str]:
+    """How to read the table, and what to know about it; `best` says how the best are marked."""
     conventions = {column.convention for column in table.columns}
     alike = [f"All columns are computed in the {conventions.pop()} convention"] if len(conventions) == 1 else []
     printed = any(entry.published is not None for line in table.lines for entry in line.entries)
-    return [LEGEND + "; below, published and difference" * printed, *alike, *table.remarks]
+    marked = any(entry.best for line in table.lines for entry in line.entries)
+    said = [LEGEND + "; below, published and difference" * printed, *[f"{best} {BEST}"] * marked]
+    return [*said, *alike, *table.remarks]
 
 
 def per_cent(value: float) -> str:
@@ -60,10 +66,11 @@ def half_width(entry: Entry) -> str:
 
 
 def seeds_text(entry: Entry) -> str:
-    """The least and the greatest of several training seeds."""
-    if entry.measured is None or len(entry.measured.by_seed) == 1:
+    """The interval over training seeds."""
+    if entry.measured is None or entry.measured.training is None:
         return ""
-    return f"{per_cent(min(entry.measured.by_seed))}–{per_cent(max(entry.measured.by_seed))}"
+    low, high = entry.measured.training
+    return f"({per_cent(low)}–{per_cent(high)})"
 
 
 def published_text(entry: Entry) -> str:
@@ -77,14 +84,18 @@ def _stacked(entry: Entry, first: str) -> list[str]:
     return [first, *(text for text in (seeds_text(entry), published_text(entry)) if text)]
 
 
+def _wrapped(parts: Sequence[str]) -> list[str]:
+    return [piece for part in parts for piece in wrap(part, 12)]
+
+
 # text ---------------------------------------------------------------------------------------------------------------
 
 
 def text(table: ReportTable, width: int = 120) -> str:
-    """For a terminal; a table that is wider goes on below. The best of each column has a star."""
+    """For a terminal; a table that is wider goes on below. The best of a group has a star."""
     labels = [line.row.label for line in table.lines]
     margin = max(len(label) for label in ("method", *labels))
-    headings = [[piece for part in heading(column, table) for piece in wrap(part, 12)] for column in table.columns]
+    headings = [_wrapped(heading(column, table)) for column in table.columns]
     cells = [
         [
             _stacked(entry, f"{measured_text(entry)}{'*' * entry.best} {half_width(entry)}".rstrip())
@@ -100,13 +111,11 @@ def text(table: ReportTable, width: int = 120) -> str:
     for places in _pages(widths, width - margin):
         wide = [widths[place] for place in places]
         said += ["", *_rows(["method"], [headings[place] for place in places], margin, wide)]
-        said.append("-" * (margin + sum(2 + size for size in wide)))
-        for label, row in zip(labels, cells, strict=True):
-            said += _rows([label], [row[place] for place in places], margin, wide)
-    best = (
-        ["* Best measured of the column"] if any(entry.best for line in table.lines for entry in line.entries) else []
-    )
-    return "\n".join([*said, "", *legend(table), *best]) + "\n"
+        rule = "-" * (margin + sum(2 + size for size in wide))
+        for line, row in zip(table.lines, cells, strict=True):
+            said += [rule] * line.first
+            said += _rows([line.row.label], [row[place] for place in places], margin, wide)
+    return "\n".join([*said, "", *legend(table, best="* is")]) + "\n"
 
 
 def _pages(widths: Sequence[int], room: int) -> Iterator[list[int]]:
@@ -141,7 +150,7 @@ def markdown(table: ReportTable) -> str:
     rows += [["---", *("--:" for _ in table.columns)]]
     rows += [[f"`{line.row.label}`", *map(cell, line.entries)] for line in table.lines]
     lines = [f"| {' | '.join(row)} |" for row in rows]
-    remarks = [f"- {remark}" for remark in legend(table)]
+    remarks = [f"- {remark}" for remark in legend(table, best="In bold")]
     return "\n".join([f"### {table.title}", "", *lines, "", *remarks]) + "\n"
 
 
@@ -168,19 +177,25 @@ def latex(table: ReportTable) -> str:
     def escape(piece: str) -> str:
         return piece.translate(_SPECIAL)
 
-    def stack(pieces: Sequence[str]) -> str:
-        return r"\shortstack[r]{" + r" \\ ".join(pieces) + "}"
+    def stack(pieces: Sequence[str], line: str) -> str:
+        """In line with the rest of the row by its top or bottom line."""
+        return rf"\begin{{tabular}}[{line}]{{@{{}}r@{{}}}}" + r" \\ ".join(pieces) + r"\end{tabular}"
 
     def cell(entry: Entry) -> str:
         first = escape(measured_text(entry))
         first = rf"\textbf{{{first}}}" if entry.best else first
         smaller = [rf"\scriptsize {escape(piece)}" for piece in (seeds_text(entry), published_text(entry)) if piece]
-        return stack([rf"{first} {{\scriptsize {escape(half_width(entry))}}}", *smaller])
+        return stack([rf"{first} {{\scriptsize {escape(half_width(entry))}}}", *smaller], "t")
 
-    rows = [["method", *(stack([escape(piece) for piece in heading(column, table)]) for column in table.columns)]]
-    rows += [[escape(line.row.label), *map(cell, line.entries)] for line in table.lines]
-    body = [" & ".join(row) + r" \\" for row in rows]
-    caption = escape(" ".join(f"{sentence}." for sentence in (table.title, *legend(table))))
+    def row(cells: Iterable[str]) -> str:
+        return " & ".join(cells) + r" \\"
+
+    body = [
+        row(["method", *(stack([*map(escape, _wrapped(heading(column, table)))], "b") for column in table.columns)])
+    ]
+    for line in table.lines:
+        body += [r"\hline"] * line.first + [row([escape(line.row.label), *map(cell, line.entries)])]
+    caption = escape(" ".join(f"{sentence}." for sentence in (table.title, *legend(table, best="In bold"))))
     return "\n".join(
         [
             r"\begin{table}",
@@ -188,9 +203,7 @@ def latex(table: ReportTable) -> str:
             rf"\label{{tab:{table.name}}}",
             rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
             r"\hline",
-            body[0],
-            r"\hline",
-            *body[1:],
+            *body,
             r"\hline",
             r"\end{tabular}",
             r"\end{table}",

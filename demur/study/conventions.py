@@ -1,11 +1,7 @@
-"""What "published" and "corrected" mean for a cell, in ordinary argument values. Nobody else knows of conventions.
-
-Not reproduced of the published way: on CIFAR-100 soft labels' loss divided by K and not clipped, with tau 0.001; on
-text, Laplace's prior tuned on the training set.
-"""
+"""What "published" and "corrected" mean for a cell, in ordinary argument values. Nobody else knows of conventions."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -17,8 +13,9 @@ from demur.likelihoods import LabelModel, Likelihood, none_class, outlier_exposu
 from demur.method import parse_method
 from demur.names import choose
 from demur.networks import Network
+from demur.posterior import Gaussian, Posterior
 from demur.study.grid import TEXTS, Cell, setting
-from demur.tasks import IMAGES, Store, default_outliers
+from demur.tasks import IMAGES, Store, Task, default_outliers
 from demur.tasks.base import Recipe
 
 
@@ -49,7 +46,7 @@ class Fit:
 def resolve(cell: Cell, store: Store) -> Fit:
     """The cell's convention applied to the method's and the task's own values, with the outliers that the store has."""
     method = parse_method(cell.method)
-    given = setting(cell.task, method.inference_name)
+    given = setting(cell.task, cell.method)
     recipe = replace(given.recipe, seed=cell.seed, epochs=cell.epochs or given.recipe.epochs)
     outliers = cell.outliers
     if method.likelihood(2).outside is None:
@@ -73,12 +70,13 @@ def published(fit: Fit) -> Fit:
         data = replace(data, inside="cased", outside="lowered")
     elif data.name in IMAGES and inference == "la":  # the only method that looks at validation data
         data = replace(data, validation="test")
-    return replace(
+    fit = replace(
         fit,
         data=data,
         likelihood=_published_likelihood(inference, likelihood, fit.likelihood),
         inference=_published_inference(likelihood, fit.inference, text, fit.recipe.batch_size),
     )
+    return _soft_labels_of_many_classes(fit) if (data.name, likelihood) == ("cifar100", "sl") else fit
 
 
 def exposure_shared_among_classes(num_classes: int) -> Likelihood:
@@ -100,12 +98,35 @@ class Tempered:
         return math.sqrt(self.power) * self.model.fisher_root(logits)
 
 
+def soft_labels_shared_among_classes(num_classes: int) -> Likelihood:
+    """The loss divided by K, inside and outside."""
+    usual = soft_labels(num_classes, smoothing=1e-30)
+    assert usual.outside is not None
+    shared = Tempered(usual.inside, 1 / num_classes)
+    return replace(usual, inside=shared, outside=replace(usual.outside, model=shared))
+
+
 def none_class_averaged_together(num_classes: int) -> Likelihood:
     """The cross-entropy's mean over in- and outliers together: each kind counts half."""
     usual = none_class(num_classes)
     assert usual.outside is not None
     half = Tempered(usual.inside, 0.5)
     return replace(usual, inside=half, outside=replace(usual.outside, model=half))
+
+
+@dataclass(frozen=True)
+class TunedOnTrainingData:
+    """Laplace, its prior precision tuned on the inputs that the network was fitted to."""
+
+    laplace: Laplace
+
+    def parts(self, recipe: Recipe) -> list[tuple[Inference, Recipe]]:
+        return self.laplace.parts(recipe)
+
+    def fit(
+        self, network: Network, likelihood: Likelihood, task: Task, recipe: Recipe, parts: Sequence[Posterior] = ()
+    ) -> Gaussian:
+        return self.laplace.fit(network, likelihood, replace(task, validation=task.train), recipe, parts)
 
 
 def _published_likelihood(
@@ -124,7 +145,8 @@ def _published_inference(likelihood: str, usual: Inference, text: bool, batch_si
     if isinstance(usual, Laplace):
         low, high = (-1.0, 3.0) if text else (3.0, 6.0)
         grid = tuple(10 ** (low + (high - low) * k / 99) for k in range(100))
-        return replace(usual, estimator="batch_mean", grid=grid, slack=0.0, tuning_draws=5)
+        laplace = replace(usual, estimator="batch_mean", grid=grid, slack=0.0, tuning_draws=5)
+        return TunedOnTrainingData(laplace) if text else laplace
     if isinstance(usual, VariationalBayes):
         return replace(usual, kl_count=batch_size, prior_decay=1e-3 if likelihood else 5e-4)
     if isinstance(usual, Flipout):
@@ -132,6 +154,15 @@ def _published_inference(likelihood: str, usual: Inference, text: bool, batch_si
     if isinstance(usual, CyclicalSGHMC):
         return replace(usual, temperature="1/N")
     return usual
+
+
+def _soft_labels_of_many_classes(fit: Fit) -> Fit:
+    """On CIFAR-100 the loss is divided by K, the gradient not clipped, and VB's tau a hundredth of the others'."""
+    inference = fit.inference
+    if isinstance(inference, VariationalBayes):
+        inference = replace(inference, tau=0.001)
+    recipe = replace(fit.recipe, clip_norm=None)
+    return replace(fit, likelihood=soft_labels_shared_among_classes, inference=inference, recipe=recipe)
 
 
 CONVENTIONS: dict[str, Callable[[Fit], Fit]] = {"corrected": corrected, "published": published}

@@ -1,18 +1,17 @@
-"""Running many cells: one after another, or several at a time, without repeating or corrupting each other's work."""
+"""Running many cells, without repeating or corrupting each other's work, whoever does it."""
 
 import fcntl
-import os
 import platform
 import subprocess
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -23,6 +22,7 @@ from demur.method import method_name
 from demur.posterior import Posterior, load, save
 from demur.predictive import predict
 from demur.study.conventions import Data, Fit, resolve
+from demur.study.further import FURTHER
 from demur.study.grid import Cell
 from demur.study.results import (
     POSTERIOR,
@@ -32,25 +32,30 @@ from demur.study.results import (
     is_done,
     read_record,
     read_result,
+    write_further,
     write_record,
     write_result,
 )
 from demur.tasks import Store, Task
 from demur.tasks import load as load_task
 
-CHECKPOINT = "checkpoint.safetensors"
+CHECKPOINT, LOG = "checkpoint.safetensors", "log.txt"
 SECONDS = "seconds"  # what it took to fit, parts included
 NAMES = {type(build()): name for name, build in INFERENCES.items()}
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a study runs: results, data sets, device."""
+    """Where a study runs: results, data sets, device.
+
+    `threads` is a process's, and not what the machine has: the last bits of a sum depend on it.
+    """
 
     runs: Path
     store: Store
     device: str = "cpu"
     keep_posteriors: bool = True
+    threads: int = 1
 
     def folder(self, cell: Cell) -> Path:
         return self.runs / folder_name(resolve(cell, self.store))
@@ -150,13 +155,28 @@ def run_cell(cell: Cell, place: Place) -> Path:
                     **circumstances(place.device),
                 }
                 write_result(folder, cell, task.test.y, sets, record)
+    if cell.further is not None and not is_done(folder, cell.further):
+        add_further(cell.further, fit, place)
     with locked(folder):
         record = read_record(folder)
-        asked = describe(cell)
-        asked.pop("is")
-        if asked not in record["cells"]:
-            write_record(folder, {**record, "cells": [*record["cells"], asked]})
+        if asdict(cell) not in record["cells"]:
+            write_record(folder, {**record, "cells": [*record["cells"], asdict(cell)]})
     return folder
+
+
+def is_answered(cell: Cell, folder: Path) -> bool:
+    return is_done(folder, cell.further) and asdict(cell) in read_record(folder)["cells"]
+
+
+def add_further(name: str, fit: Fit, place: Place) -> None:
+    """Predict more inputs with the posterior of a folder that is whole."""
+    folder, posterior = place.runs / folder_name(fit), fitted(fit, place)
+    likelihood = fit.likelihood(load_data(fit.data, place.store, place.device).num_classes)
+    y, inputs = FURTHER[name](fit.data, place.store)
+    with locked(folder):
+        if not is_done(folder, name):
+            sets = {key: predict(posterior, likelihood, x.to(place.device)) for key, x in inputs.items()}
+            write_further(folder, name, y, sets)
 
 
 def circumstances(device: str) -> dict[str, Any]:
@@ -176,51 +196,155 @@ def circumstances(device: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class Step:
+    """A folder to be made: a posterior from those of the folders that it `needs`, and predictions if cells ask."""
+
+    name: str
+    fit: Fit
+    cells: tuple[Cell, ...]
+    needs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        asked = "+".join(sorted({cell.convention for cell in self.cells})) or "for others"
+        return f"{self.fit.data.name} {self.fit.method}, seed {self.fit.recipe.seed}, {asked}"
+
+
+def plan(cells: Sequence[Cell], place: Place) -> dict[str, Step]:
+    """What is not there yet, by folder; each comes after those it needs, and however many cells share it, once."""
+    steps: dict[str, Step] = {}
+
+    def add(fit: Fit, *cells: Cell) -> str:
+        name = folder_name(fit)
+        if name in steps:
+            steps[name] = replace(steps[name], cells=(*steps[name].cells, *cells))
+        elif (place.runs / name / POSTERIOR).exists():
+            if cells:
+                steps[name] = Step(name, fit, cells, ())
+        else:
+            needs = tuple(add(part) for part in parts_of(fit))
+            steps[name] = Step(name, fit, cells, needs)
+        return name
+
+    for cell in cells:
+        fit = resolve(cell, place.store)
+        if not is_answered(cell, place.runs / folder_name(fit)):
+            add(fit, cell)
+    return steps
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a step ended: why it failed, if it did, in a sentence and at length, and what was noted meanwhile."""
+
+    failed: str | None = None
+    log: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def attempt(step: Step, place: Place) -> Outcome:
+    """Make the step's folder whole, whatever may happen."""
+    torch.set_num_threads(place.threads)
+    with warnings.catch_warnings(record=True) as caught:
+        try:
+            for cell in step.cells:
+                run_cell(cell, place)
+            if not step.cells:
+                fitted(step.fit, place)
+            failed, log = None, ""
+        except Exception as error:
+            failed, log = f"{type(error).__name__}: {error}", traceback.format_exc()
+    return Outcome(failed, log, tuple(str(warning.message) for warning in caught))
+
+
+class Workers(Protocol):
+    """Those who attempt steps, at most `capacity` at a time."""
+
+    @property
+    def capacity(self) -> float: ...
+
+    def start(self, step: Step) -> None: ...
+
+    def next(self) -> tuple[Step, Outcome]:
+        """Wait until one of the steps that were started has ended."""
+        ...
+
+
+class OneByOne:
+    """This process, which shows every epoch to whoever observes training."""
+
+    capacity = 1
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    def start(self, step: Step) -> None:
+        self.step = step
+
+    def next(self) -> tuple[Step, Outcome]:
+        return self.step, attempt(self.step, self.place)
+
+
+@contextmanager
+def one_by_one(place: Place) -> Iterator[Workers]:
+    yield OneByOne(place)
+
+
+@dataclass(frozen=True)
 class Failure:
     cell: Cell
     reason: str
 
 
 def run_cells(
-    cells: Sequence[Cell], place: Place, after: Callable[[int, int, Cell], None], jobs: int = 1
+    cells: Sequence[Cell],
+    place: Place,
+    after: Callable[[int, int, str], None],
+    engine: Callable[[Place], AbstractContextManager[Workers]] = one_by_one,
 ) -> list[Failure]:
-    """Run what is not done yet; a cell that fails does not stop the others. `after` is told how many are done."""
+    """Make what is not there yet; what fails stops only what needs it. `after` is told how many ended, and which."""
+    waiting = plan(cells, place)
+    running: set[str] = set()
+    total = len(waiting)
     failures: list[Failure] = []
-    if jobs == 1:
-        outcomes: Iterator[list[Failure]] = (attempt(cell, place) for cell in cells)
-        pool = None
-    else:
-        threads = max(1, (os.cpu_count() or 1) // jobs)  # more threads than cores would be slower than one process
-        pool = ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (threads,))
-        outcomes = pool.map(attempt, cells, [place] * len(cells))
-    try:
-        for number, (cell, failed) in enumerate(zip(cells, outcomes, strict=True), start=1):
-            failures += failed
-            after(number, len(cells), cell)
-    finally:
-        if pool is not None:
-            pool.shutdown(cancel_futures=True)
+
+    def end(step: Step, outcome: Outcome) -> None:
+        folder = place.runs / step.name
+        for note in outcome.notes:
+            warnings.warn(f"{note} ({step})", stacklevel=2)
+        if outcome.failed is None:
+            for stale in (LOG, CHECKPOINT):
+                (folder / stale).unlink(missing_ok=True)
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / LOG).write_text(outcome.log, "utf-8")
+            failures.extend(Failure(cell, f"{outcome.failed} (log: {folder / LOG})") for cell in step.cells)
+        after(total - len(waiting) - len(running), total, f"{step}: failed" if outcome.failed else str(step))
+        if outcome.failed is not None:
+            hence = Outcome(f"{step}, failed: {outcome.failed}", f"{step.name} failed:\n{outcome.log}")
+            for other in list(waiting.values()):
+                if step.name in other.needs and other.name in waiting:
+                    end(waiting.pop(other.name), hence)
+
+    if waiting:
+        with engine(place) as workers:
+            while waiting or running:
+                for step in list(waiting.values()):
+                    if len(running) < workers.capacity and not any(n in waiting or n in running for n in step.needs):
+                        running.add(waiting.pop(step.name).name)
+                        workers.start(step)
+                step, outcome = workers.next()
+                running.remove(step.name)
+                end(step, outcome)
     return failures
 
 
-def attempt(cell: Cell, place: Place) -> list[Failure]:
-    try:
-        run_cell(cell, place)
-    except (ValueError, ArithmeticError, RuntimeError, OSError) as error:
-        folder = place.folder(cell)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "log.txt").write_text(f"{type(error).__name__}: {error}\n", "utf-8")
-        return [Failure(cell, f"{error} (log: {folder / 'log.txt'})")]
-    return []
-
-
-def seconds_left(cells: Sequence[Cell], place: Place) -> str:
+def seconds_left(cells: Sequence[Cell], place: Place, jobs: int = 1) -> str:
     """What the cells that are not done will take, going by those that are: of the same method and task, or any."""
     known: dict[tuple[str, str], list[float]] = {}
     waiting = []
     for cell in cells:
         folder = place.folder(cell)
-        if is_done(folder):
+        if is_done(folder, cell.further):
             seconds = sum(read_record(folder)["seconds"].values())
             known.setdefault((cell.task, cell.method), []).append(seconds)
             known.setdefault((cell.task, ""), []).append(seconds)
@@ -229,11 +353,11 @@ def seconds_left(cells: Sequence[Cell], place: Place) -> str:
     guesses = [known.get((cell.task, cell.method)) or known.get((cell.task, "")) for cell in waiting]
     if not all(guesses):
         return "how long it takes is known once one cell of each task is done" if waiting else "nothing is left to do"
-    total = sum(sum(guess) / len(guess) for guess in guesses if guess)
+    total = sum(sum(guess) / len(guess) for guess in guesses if guess) / jobs
     return f"about {total / 60:.1f} minutes left" if waiting else "nothing is left to do"
 
 
 def results_of(cells: Sequence[Cell], place: Place) -> list[Result]:
     """What is done of the cells, in their order."""
     folders = [(place.folder(cell), cell) for cell in cells]
-    return [read_result(folder, cell) for folder, cell in folders if is_done(folder)]
+    return [read_result(folder, cell) for folder, cell in folders if is_done(folder, cell.further)]

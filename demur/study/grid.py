@@ -1,9 +1,9 @@
 """The paper as data: which network, recipe and inference go with which task, and every cell of every table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from types import MappingProxyType
 
 from demur.inference import Inference, Laplace
@@ -24,7 +24,15 @@ class Setting:
 
 BY_DEFAULT = "*"
 DIGITS = {BY_DEFAULT: Setting(partial(mlp, inputs=64, hidden=(256, 256)), Recipe(epochs=150))}
-BLOBS = {BY_DEFAULT: Setting(partial(mlp, inputs=2, hidden=(100, 100)), Recipe(epochs=150))}
+
+_plane = Setting(partial(mlp, inputs=2, hidden=(100, 100)), Recipe(epochs=150))
+# a tuned prior precision can run to the MAP network here; the Dirichlet's information does not vanish at confident
+# logits as the Categorical's does, so SL needs a smaller one
+BLOBS = {
+    BY_DEFAULT: _plane,
+    "la": replace(_plane, inference=Laplace(prior_precision=300.0)),
+    "la+sl": replace(_plane, inference=Laplace(prior_precision=10.0)),
+}
 LENET = {BY_DEFAULT: Setting(partial(lenet, channels=1, size=28), Recipe(epochs=100, optimizer="adam", lr=1e-3))}
 
 _sgd = Recipe(epochs=100, optimizer="sgd", lr=0.1)
@@ -42,7 +50,7 @@ GRU = {
     "la": Setting(gru, replace(_text, weight_decay=5e-4), Laplace(over="head")),
 }
 
-# by task, then by inference
+# by task, then by method or by inference
 SETTINGS: Mapping[str, Mapping[str, Setting]] = MappingProxyType(
     {
         "digits": DIGITS,
@@ -58,15 +66,18 @@ SETTINGS: Mapping[str, Mapping[str, Setting]] = MappingProxyType(
 )
 
 
-def setting(task: str, inference: str) -> Setting:
-    """What the inference of that name is fitted with on the task."""
-    by_inference = choose(SETTINGS, task, "task")
-    return by_inference.get(inference, by_inference[BY_DEFAULT])
+def setting(task: str, method: str) -> Setting:
+    """What the method is fitted with on the task; its inference decides where nothing is said of the method itself."""
+    known = choose(SETTINGS, task, "task")
+    return next(known[name] for name in (method, method.partition("+")[0], BY_DEFAULT) if name in known)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry of a table: a method on a task, under a convention. None means the task's own."""
+    """One entry of a table: a method on a task, under a convention. None means the task's own.
+
+    `further` names inputs to predict beside the task's own sets (see further.py); the network is the same without.
+    """
 
     task: str
     method: str
@@ -75,6 +86,7 @@ class Cell:
     outliers: str | None = None
     epochs: int | None = None
     limit: int | None = None
+    further: str | None = None
 
 
 IMAGES = ("mnist", "fashion_mnist", "svhn", "cifar10", "cifar100")
@@ -83,30 +95,52 @@ BAYESIAN = tuple(first + second for first in ("vb", "la") for second in ("", "+n
 # the rows of the paper's tables
 PAPER_ROWS = ("map", "de", "map+oe", *BAYESIAN)
 TEXT_ROWS = ("map", "de", "map+oe", "la", "la+nc", "la+sl", "la+ml", "la+oe")
+TOY_ROWS = ("map+oe", "la+nc", "la+sl", "la+ml", "la+oe")
 SOPHISTICATED = ("flipout", "flipout+nc", "csghmc", "csghmc+nc", "de", "de+nc")
 CONVENTIONS = ("corrected", "published")
 
 
-def cells(tasks: tuple[str, ...], methods: tuple[str, ...], outliers: str | None = None) -> tuple[Cell, ...]:
+def cells(
+    tasks: tuple[str, ...], methods: tuple[str, ...], outliers: str | None = None, further: str | None = None
+) -> tuple[Cell, ...]:
     """Both conventions of every method on every task."""
     return tuple(
-        Cell(task, method, convention=convention, outliers=outliers)
+        Cell(task, method, convention=convention, outliers=outliers, further=further)
         for task, method, convention in product(tasks, methods, CONVENTIONS)
     )
 
 
-STUDIES: Mapping[str, tuple[Cell, ...]] = MappingProxyType(
-    {
-        "digits": tuple(Cell("digits", method) for method in PAPER_ROWS),
-        "matrix": tuple(Cell("digits", method) for method in METHODS),
-        "table1": cells(IMAGES, PAPER_ROWS),
-        "table2": cells(IMAGES, PAPER_ROWS),
-        "text": cells(TEXTS, TEXT_ROWS),
-        "noise": cells(IMAGES, PAPER_ROWS, outliers="smooth"),
-        "aux": cells(("cifar10", "cifar100"), SOPHISTICATED),
-        "figure1": cells(("mnist", "svhn", "cifar10", "cifar100"), ("map+oe", "de", "vb", "la")),
-    }
-)
+def union(studies: Iterable[Sequence[Cell]]) -> tuple[Cell, ...]:
+    """Every cell once, with the further inputs that any study asks of it."""
+    found: dict[Cell, Cell] = {}
+    for cell in chain.from_iterable(studies):
+        bare = replace(cell, further=None)
+        if bare not in found or cell.further:
+            found[bare] = cell
+    return tuple(found.values())
+
+
+_images = cells(IMAGES, PAPER_ROWS)
+_single: Mapping[str, tuple[Cell, ...]] = {
+    "digits": tuple(Cell("digits", method) for method in PAPER_ROWS),
+    "matrix": tuple(Cell("digits", method) for method in METHODS),
+    "toy": tuple(Cell("blobs", method, further="plane") for method in TOY_ROWS),
+    "figure1": cells(("mnist", "svhn", "cifar10", "cifar100"), ("map+oe", "de", "vb", "la")),
+    # tables of the same cells: accuracy and ECE; mean FPR95; and, in the appendix, every OOD set
+    **dict.fromkeys(("table1", "table2", "mmc", "fpr95", "auroc", "aupr"), _images),
+    "text": cells(TEXTS, TEXT_ROWS),
+    "noise": cells(IMAGES, PAPER_ROWS, outliers="smooth"),
+    "aux": cells(("cifar10", "cifar100"), SOPHISTICATED),
+    "shift": cells(("cifar10",), PAPER_ROWS, further="shift"),
+    # what might be better than anything published: ensembles with a none class, photographs and noise as outliers
+    "recommended": tuple(
+        Cell(task, method, outliers=outliers)
+        for task in ("mnist", "fashion_mnist", "cifar10")
+        for outliers in (None, "tiny_imagenet32+smooth+uniform")
+        for method in ("map+nc", "la+nc", "de+nc")
+    ),
+}
+STUDIES: Mapping[str, tuple[Cell, ...]] = MappingProxyType({**_single, "all": union(_single.values())})
 
 
 def select(
@@ -137,3 +171,43 @@ def select(
     if not chosen:
         raise ValueError(f"study {study!r} has no cell of these tasks, methods and convention; see them with --dry-run")
     return chosen
+
+
+def commands(cells: Iterable[Cell]) -> list[str]:
+    """What to type to have these cells made, the reverse of `select`: whole studies first, then methods by name.
+
+    A cell that no study has, such as one with outliers of one's own, has no command.
+    """
+    seeds: dict[Cell, int] = {}
+    for cell in cells:
+        first = replace(cell, seed=0)
+        seeds[first] = max(seeds.get(first, 0), cell.seed + 1)
+    groups: dict[tuple[int | None, int | None, int, str], set[Cell]] = {}
+    for cell, count in seeds.items():
+        place = cell.epochs, cell.limit, count, cell.task
+        groups.setdefault(place, set()).add(replace(cell, epochs=None, limit=None))
+    found = []
+    for (epochs, limit, count, task), wanted in groups.items():
+        given = {"--task": task, "--seeds": count if count > 1 else None, "--epochs": epochs, "--limit": limit}
+        fixed = [f"{option} {value}" for option, value in given.items() if value is not None]
+        found += [f"demur study {' '.join([name, *fixed, *chosen])}" for name, chosen in _covering(task, wanted)]
+    return found
+
+
+def _covering(task: str, wanted: set[Cell]) -> Iterator[tuple[str, list[str]]]:
+    """Studies, and options that choose among their cells, which together have all that is wanted of a task."""
+    bare = {replace(cell, further=None) for cell in wanted}
+    left = set(wanted)
+    while True:
+        offers = []
+        for name, convention in product(_single, (None, *CONVENTIONS)):
+            had = [c for c in STUDIES[name] if c.task == task and convention in (None, c.convention)]
+            covered, whole = left & set(had), all(replace(cell, further=None) in bare for cell in had)
+            if covered and (whole or convention):
+                offers.append((whole, len(covered), name, convention, covered))
+        if not offers:
+            return
+        whole, _, name, convention, covered = max(offers, key=lambda offer: offer[:2])
+        methods = () if whole else sorted({cell.method for cell in covered}, key=METHODS.index)
+        yield name, [*[f"--convention {convention}"] * bool(convention), *(f"--method {method}" for method in methods)]
+        left -= covered

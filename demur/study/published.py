@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 TEST, MEAN = "test", "mean"  # a column's set is one of these, or an OOD set's name
+SHIFT_SETS = MappingProxyType({severity: f"shift/mean/{severity}" for severity in range(1, 6)})
 
 # the paper counts the answer "none" as a wrong class, and takes the trapezoid under the precision-recall curve
 OUR_METRICS = {"accuracy": "accuracy_with_none", "auprc": "aupr_published"}
@@ -114,7 +115,7 @@ def shift_by_severity(metric: str = "ece_published") -> dict[str, dict[int, list
 
 @dataclass(frozen=True)
 class Column:
-    """What is measured: a metric of the test data, on an OOD set, or its mean over several (`over`).
+    """What is measured: a metric of the test data, on an OOD set, or its mean over those in `over`.
 
     The convention is the metric's, whatever the network was trained in; only published ones have a printed figure.
     """
@@ -133,25 +134,40 @@ class Table:
     label: str  # in the paper's LaTeX
     part: str  # empty where the table is whole
     title: str
+    study: str  # whose cells fill it
     outliers: str
-    rows: tuple[Row, ...]
+    groups: tuple[tuple[Row, ...], ...]  # rows that are compared with each other
     columns: tuple[Column, ...]
 
     @property
     def name(self) -> str:
         return f"{self.label}-{self.part}" if self.part else self.label
 
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return tuple(row for group in self.groups for row in group)
+
     def published(self, row: Row, column: Column) -> Figure | None:
         """The printed figure at that place, if there is one."""
         if column.convention == "corrected":
             return None
-        return _by_place().get((self.label, column.task, column.set, row, column.metric))
+        name = MEAN if column.over else column.set
+        return _by_place().get((self.label, column.task, name, row, column.metric))
 
 
 @cache
 def _by_place() -> Mapping[tuple[str, str, str, Row, str], Figure]:
-    places = {(figure.table, figure.task, figure.set, figure.row, figure.metric): figure for figure in figures()}
+    places = {(one.table, one.task, one.set, one.row, one.metric): one for one in (*figures(), *_shift_means())}
     return MappingProxyType(places)
+
+
+def _shift_means() -> Iterator[Figure]:
+    """The dataset-shift plot as a table: means over the corruptions of a severity."""
+    for metric in dict.fromkeys(figure.metric for figure in shift_figures()):
+        for method, by_severity in shift_by_severity(metric).items():
+            for severity, values in by_severity.items():
+                place = SHIFT_LABEL, "imagenet32", "cifar10", SHIFT_SETS[severity], Row(method), metric
+                yield Figure(*place, sum(values) / len(values), None)
 
 
 DEFAULT_OUTLIERS = {
@@ -174,92 +190,125 @@ IMAGES, TEXTS, NATURAL = (
     ("cifar10", "cifar100"),
 )
 
+SHIFT_LABEL = "shift"
+
 _PLAIN = ("map", "de", "map+oe")
 _VB, _LA = (tuple(first + second for second in ("", "+nc", "+sl", "+ml", "+oe")) for first in ("vb", "la"))
 _HIDDEN = {"vb+nc", "la+nc"}
+Groups = tuple[tuple[Row, ...], ...]
 
 
-def _rows(*methods: str, hidden: bool = False) -> tuple[Row, ...]:
+def _groups(*groups: tuple[str, ...], hidden: bool = False) -> Groups:
     """A row a method; `hidden` adds those whose outliers the none mass tells."""
-    scores = {method: ("max_prob", "none") if hidden and method in _HIDDEN else ("max_prob",) for method in methods}
-    return tuple(Row(method, score) for method in methods for score in scores[method])
+    scores = {
+        method: ("max_prob", "none") if hidden and method in _HIDDEN else ("max_prob",) for g in groups for method in g
+    }
+    return tuple(tuple(Row(method, score) for method in group for score in scores[method]) for group in groups)
+
+
+def mean_but(*left_out: str) -> str:
+    """What the mean over all of a task's OOD sets but some is called."""
+    return "_".join((MEAN, "but", *sorted(left_out))) if left_out else MEAN
 
 
 def _unseen(task: str, outliers: str) -> tuple[str, ...]:
     return tuple(name for name in OOD_SETS[task] if name != outliers)
 
 
-def _detailed(label: str, outliers: str, title: str, metric: str, rows: tuple[Row, ...], task: str) -> Table:
+def _detailed(label: str, study: str, outliers: str, title: str, metric: str, groups: Groups, task: str) -> Table:
     columns = (
         Column(task, name, metric, "corrected" if name in LEFT_OUT.get(task, ()) else "published")
         for name in _unseen(task, outliers)
     )
-    return Table(label, task, f"{title}, {task}", outliers, rows, tuple(columns))
+    return Table(label, task, f"{title}, {task}", study, outliers, groups, tuple(columns))
 
 
 def _confidence(task: str) -> Table:
     columns = tuple(Column(task, name, "mmc") for name in (TEST, *OOD_SETS[task]))
-    rows = _rows(*_PLAIN, *_VB, *_LA, hidden=True)
-    return Table("mmc", task, f"Mean confidence, {task}", "imagenet32", rows, columns)
+    return Table("mmc", task, f"Mean confidence, {task}", "mmc", "imagenet32", _MAIN_HIDDEN, columns)
 
 
-def _both(task: str, published: str, corrected: str) -> tuple[Column, ...]:
-    return Column(task, TEST, published), Column(task, TEST, corrected, "corrected")
+def _both(task: str, name: str, published: str, corrected: str) -> tuple[Column, ...]:
+    return Column(task, name, published), Column(task, name, corrected, "corrected")
 
 
 def _calibration(
-    label: str, outliers: str, of: str, rows: tuple[Row, ...], tasks: tuple[str, ...]
+    label: str, study: str, outliers: str, of: str, groups: Groups, tasks: tuple[str, ...]
 ) -> tuple[Table, ...]:
-    accuracy = tuple(column for task in tasks for column in _both(task, "accuracy_with_none", "accuracy"))
-    ece = tuple(column for task in tasks for column in _both(task, "ece_published", "ece"))
+    accuracy = tuple(column for task in tasks for column in _both(task, TEST, "accuracy_with_none", "accuracy"))
+    ece = tuple(column for task in tasks for column in _both(task, TEST, "ece_published", "ece"))
     return (
-        Table(label, "accuracy", f"Accuracy{of}", outliers, rows, accuracy),
-        Table(label, "ece", f"Expected calibration error{of}", outliers, rows, ece),
+        Table(label, "accuracy", f"Accuracy{of}", study, outliers, groups, accuracy),
+        Table(label, "ece", f"Expected calibration error{of}", study, outliers, groups, ece),
     )
 
 
 def _mean(task: str, outliers: str) -> tuple[Column, ...]:
     """The paper's average counts the noise trained on, and not SVHN for CIFAR-100; the corrected one the reverse."""
-    counted = tuple(name for name in OOD_SETS[task] if name not in LEFT_OUT.get(task, ()))
-    unseen = _unseen(task, outliers)
-    published = Column(task, MEAN, "fpr95", over=counted)
-    return (published,) if counted == unseen else (published, Column(task, MEAN, "fpr95", "corrected", unseen))
+    left_out = LEFT_OUT.get(task, ())
+    counted, unseen = (tuple(n for n in OOD_SETS[task] if n not in without) for without in (left_out, (outliers,)))
+    published = Column(task, mean_but(*left_out), "fpr95", over=counted)
+    if counted == unseen:
+        return (published,)
+    seen = (outliers,) if outliers in OOD_SETS[task] else ()
+    return published, Column(task, mean_but(*seen), "fpr95", "corrected", unseen)
 
 
 def _summary(
-    label: str, outliers: str, title: str, rows: tuple[Row, ...], tasks: tuple[str, ...], ece: bool = True
+    label: str, study: str, outliers: str, title: str, groups: Groups, tasks: tuple[str, ...], ece: bool = True
 ) -> Table:
-    errors = tuple(column for task in tasks for column in _both(task, "ece_published", "ece")) if ece else ()
+    errors = tuple(column for task in tasks for column in _both(task, TEST, "ece_published", "ece")) if ece else ()
     means = tuple(column for task in tasks for column in _mean(task, outliers))
-    return Table(label, "", title, outliers, rows, errors + means)
+    return Table(label, "", title, study, outliers, groups, errors + means)
 
 
-_MAIN = _rows(*_PLAIN, *_VB, *_LA)
-_MAIN_HIDDEN = _rows(*_PLAIN, *_VB, *_LA, hidden=True)
-_TEXT, _TEXT_HIDDEN = _rows(*_PLAIN, *_LA), _rows(*_PLAIN, *_LA, hidden=True)
-_NOISE = _rows("map", "map+oe", *_LA)
-_AUX = _rows("flipout", "flipout+nc", "csghmc", "csghmc+nc", "de", "de+nc")
+def _shift() -> tuple[Table, ...]:
+    """Both metrics by severity; the paper plots them."""
+    tables = []
+    for part, title, pair in (
+        ("accuracy", "Accuracy", ("accuracy_with_none", "accuracy")),
+        ("ece", "Expected calibration error", ("ece_published", "ece")),
+    ):
+        columns = tuple(column for name in SHIFT_SETS.values() for column in _both("cifar10", name, *pair))
+        whole = f"{title} under shift, mean over 19 corruptions, cifar10"
+        tables.append(Table(SHIFT_LABEL, part, whole, "shift", "imagenet32", _MAIN, columns))
+    return tuple(tables)
+
+
+_MAIN = _groups(_PLAIN, _VB, _LA)
+_MAIN_HIDDEN = _groups(_PLAIN, _VB, _LA, hidden=True)
+_TEXT, _TEXT_HIDDEN = _groups(_PLAIN, _LA), _groups(_PLAIN, _LA, hidden=True)
+_NOISE = _groups(("map", "map+oe"), _LA)
+_AUX = _groups(("flipout", "flipout+nc"), ("csghmc", "csghmc+nc"), ("de", "de+nc"))
 
 TABLES: tuple[Table, ...] = (
-    *_calibration("acc_ece", "imagenet32", "", _MAIN, IMAGES),
-    _summary("ood_summary", "imagenet32", "Mean FPR95", _MAIN, IMAGES, ece=False),
-    _summary("ood_nlp", "wikitext2", "ECE and mean FPR95, text", _TEXT, TEXTS),
-    _summary("ood_noise", "smooth", "ECE and mean FPR95, trained with smooth noise", _NOISE, ("svhn", *NATURAL)),
-    _summary("ood_aux", "imagenet32", "ECE and mean FPR95, other Bayesian methods", _AUX, NATURAL),
-    *_calibration("acc_ece_smooth", "smooth", ", trained with smooth noise", _MAIN, IMAGES),
-    *_calibration("acc_ece_nlp", "wikitext2", ", text", _TEXT, TEXTS),
-    *_calibration("acc_ece_aux", "imagenet32", ", other Bayesian methods", _AUX, NATURAL),
+    *_calibration("acc_ece", "table1", "imagenet32", "", _MAIN, IMAGES),
+    _summary("ood_summary", "table2", "imagenet32", "Mean FPR95", _MAIN, IMAGES, ece=False),
+    _summary("ood_nlp", "text", "wikitext2", "ECE and mean FPR95, text", _TEXT, TEXTS),
+    _summary(
+        "ood_noise", "noise", "smooth", "ECE and mean FPR95, trained with smooth noise", _NOISE, ("svhn", *NATURAL)
+    ),
+    _summary("ood_aux", "aux", "imagenet32", "ECE and mean FPR95, other Bayesian methods", _AUX, NATURAL),
+    *_shift(),
+    *_calibration("acc_ece_smooth", "noise", "smooth", ", trained with smooth noise", _MAIN, IMAGES),
+    *_calibration("acc_ece_nlp", "text", "wikitext2", ", text", _TEXT, TEXTS),
+    *_calibration("acc_ece_aux", "aux", "imagenet32", ", other Bayesian methods", _AUX, NATURAL),
     *(_confidence(task) for task in IMAGES),
-    *(_detailed("fpr95", "imagenet32", "FPR95", "fpr95", _MAIN_HIDDEN, task) for task in IMAGES),
-    *(_detailed("auroc", "imagenet32", "AUROC", "auroc", _MAIN_HIDDEN, task) for task in IMAGES),
-    *(_detailed("auprc", "imagenet32", "AUPR by trapezoid", "aupr_published", _MAIN_HIDDEN, task) for task in IMAGES),
+    *(_detailed("fpr95", "fpr95", "imagenet32", "FPR95", "fpr95", _MAIN_HIDDEN, task) for task in IMAGES),
+    *(_detailed("auroc", "auroc", "imagenet32", "AUROC", "auroc", _MAIN_HIDDEN, task) for task in IMAGES),
     *(
-        _detailed("fpr95_noise_more", "smooth", "FPR95, trained with smooth noise", "fpr95", _MAIN_HIDDEN, task)
+        _detailed("auprc", "aupr", "imagenet32", "AUPR by trapezoid", "aupr_published", _MAIN_HIDDEN, task)
         for task in IMAGES
     ),
-    *(_detailed("fpr95_nlp_detailed", "wikitext2", "FPR95", "fpr95", _TEXT_HIDDEN, task) for task in TEXTS),
     *(
-        _detailed("ood_aux_more", "imagenet32", "FPR95, other Bayesian methods", "fpr95", _AUX, task)
+        _detailed(
+            "fpr95_noise_more", "noise", "smooth", "FPR95, trained with smooth noise", "fpr95", _MAIN_HIDDEN, task
+        )
+        for task in IMAGES
+    ),
+    *(_detailed("fpr95_nlp_detailed", "text", "wikitext2", "FPR95", "fpr95", _TEXT_HIDDEN, task) for task in TEXTS),
+    *(
+        _detailed("ood_aux_more", "aux", "imagenet32", "FPR95, other Bayesian methods", "fpr95", _AUX, task)
         for task in NATURAL
     ),
 )

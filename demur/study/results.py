@@ -5,7 +5,7 @@ import inspect
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,23 @@ SHARD = 15 * 2**20  # bytes of a packed file
 
 
 @dataclass(frozen=True)
+class Predicted:
+    """The content of one file: predictions by the names of their sets, and labels where they have them."""
+
+    y: Tensor
+    sets: Mapping[str, Prediction]
+
+
+@dataclass(frozen=True)
 class Result:
-    """A cell and what was predicted; `record` is its cell.json."""
+    """A cell and what was predicted; `record` is its cell.json, `further` what else the cell was asked."""
 
     cell: Cell
     y: Tensor
     test: Prediction
     ood: Mapping[str, Prediction]
     record: Mapping[str, Any]
+    further: Predicted | None = None
 
 
 def describe(value: Any) -> Any:
@@ -63,14 +72,43 @@ def write_result(
     folder: Path, cell: Cell, y: Tensor, sets: Mapping[str, Prediction], record: Mapping[str, Any]
 ) -> None:
     """Predictions first, the record last: a folder with a record is whole."""
-    tensors = {"y": y.cpu()}
-    for name, prediction in sets.items():
+    write_predictions(folder / PREDICTIONS, Predicted(y, sets))
+    write_record(folder, {**record, "cells": [asdict(cell)]})
+
+
+def write_further(folder: Path, name: str, y: Tensor, sets: Mapping[str, Prediction]) -> None:
+    """Beside the predictions of a whole folder; again the record last."""
+    write_predictions(folder / file_of(name), Predicted(y, sets))
+    record = read_record(folder)
+    write_record(folder, {**record, "further": {**record.get("further", {}), name: list(sets)}})
+
+
+def file_of(further: str) -> str:
+    return f"{further}.safetensors"
+
+
+def write_predictions(path: Path, predicted: Predicted) -> None:
+    tensors = {"y": predicted.y.cpu()}
+    for name, prediction in predicted.sets.items():
         tensors[f"{name}/probs"] = prediction.probs
         tensors[f"{name}/expected_entropy"] = prediction.expected_entropy
         if prediction.none is not None:
             tensors[f"{name}/none"] = prediction.none
-    write_tensors(folder / PREDICTIONS, tensors)
-    write_record(folder, {**record, "cells": [asdict(cell)]})
+    write_tensors(path, tensors)
+
+
+def read_predictions(path: Path, names: Iterable[str]) -> Predicted:
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
+    except (SafetensorError, OSError) as error:
+        message = f"{path} is damaged ({error}); delete its folder, and the study makes it anew"
+        raise ValueError(message) from None
+    sets = {
+        name: Prediction(tensors[f"{name}/probs"], tensors.get(f"{name}/none"), tensors[f"{name}/expected_entropy"])
+        for name in names
+    }
+    return Predicted(tensors["y"], sets)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -94,33 +132,34 @@ def read_record(folder: Path) -> dict[str, Any]:
         ) from None
 
 
-def is_done(folder: Path) -> bool:
-    return (folder / RECORD).exists()
+def is_done(folder: Path, further: str | None = None) -> bool:
+    """Whether the folder is whole, and has the further predictions that are asked for."""
+    return (folder / RECORD).exists() and (further is None or further in read_record(folder).get("further", {}))
 
 
 def read_result(folder: Path, cell: Cell) -> Result:
-    try:
-        with safe_open(folder / PREDICTIONS, "pt") as file:
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
-    except (SafetensorError, OSError) as error:
-        message = f"{folder / PREDICTIONS} is damaged ({error}); delete the folder, and the study makes it anew"
-        raise ValueError(message) from None
-    names = [key.removesuffix("/probs") for key in tensors if key.endswith("/probs")]
-    sets = {
-        name: Prediction(tensors[f"{name}/probs"], tensors.get(f"{name}/none"), tensors[f"{name}/expected_entropy"])
-        for name in names
-    }
     record = read_record(folder)
-    ood = {name.removeprefix("ood/"): sets[name] for name in record["sets"] if name.startswith("ood/")}
-    return Result(cell, tensors["y"], sets["test"], ood, record)
+    main = read_predictions(folder / PREDICTIONS, record["sets"])
+    ood = {name.removeprefix("ood/"): one for name, one in main.sets.items() if name.startswith("ood/")}
+    further = None
+    if cell.further is not None:
+        further = read_predictions(folder / file_of(cell.further), record["further"][cell.further])
+    return Result(cell, main.y, main.sets["test"], ood, record, further)
+
+
+def find_cells(runs: Path) -> list[tuple[Path, Cell]]:
+    """Every cell that the folder was asked for, and where it lies; in a fixed order, of the same the newest last."""
+    found = []
+    for path in sorted(runs.glob(f"*/{RECORD}"), key=lambda path: path.stat().st_mtime_ns):
+        record = read_record(path.parent)
+        further = next(iter(record.get("further", {})), None)
+        asked = dict.fromkeys(replace(Cell(**cell), further=further) for cell in record["cells"])
+        found += [(path.parent, cell) for cell in asked]
+    return sorted(found, key=lambda pair: [str(value) for value in asdict(pair[1]).values()])
 
 
 def read_results(runs: Path) -> list[Result]:
-    """The results of all cells that the folder was ever asked for, in a fixed order."""
-    found = [folder.parent for folder in sorted(runs.glob(f"*/{RECORD}"))]
-    asked = [(folder, Cell(**cell)) for folder in found for cell in read_record(folder)["cells"]]
-    asked.sort(key=lambda pair: [str(value) for value in asdict(pair[1]).values()])
-    return [read_result(folder, cell) for folder, cell in asked]
+    return [read_result(folder, cell) for folder, cell in find_cells(runs)]
 
 
 def pack(runs: Path, out: Path) -> list[Path]:
@@ -128,17 +167,18 @@ def pack(runs: Path, out: Path) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     batches: list[tuple[dict[str, Tensor], dict[str, str]]] = [({}, {})]
     size = 0
-    for record in sorted(runs.glob(f"*/{RECORD}")):
-        folder = record.parent
-        with safe_open(folder / PREDICTIONS, "pt") as file:
-            for key in file.keys():  # noqa: SIM118
-                tensor = file.get_tensor(key)
-                if size + tensor.nbytes > SHARD - 2**18:  # room for the header
-                    batches.append(({}, {}))
-                    size = 0
-                batches[-1][0][f"{folder.name}/{key}"] = tensor
-                batches[-1][1][folder.name] = record.read_text("utf-8")
-                size += tensor.nbytes
+    for path in sorted(runs.glob(f"*/{RECORD}")):
+        folder = path.parent
+        for file_name in files_of(read_record(folder)):
+            with safe_open(folder / file_name, "pt") as file:
+                for key in file.keys():  # noqa: SIM118
+                    tensor = file.get_tensor(key)
+                    if size + tensor.nbytes > SHARD - 2**18:  # room for the header
+                        batches.append(({}, {}))
+                        size = 0
+                    batches[-1][0][f"{folder.name}/{file_name}/{key}"] = tensor
+                    batches[-1][1][folder.name] = path.read_text("utf-8")
+                    size += tensor.nbytes
     files = []
     for index, (tensors, records) in enumerate(batches):
         if tensors:
@@ -147,28 +187,44 @@ def pack(runs: Path, out: Path) -> list[Path]:
     return files
 
 
+def files_of(record: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The names of a folder's files of predictions, and of the sets in each."""
+    return {PREDICTIONS: record["sets"]} | {file_of(name): sets for name, sets in record.get("further", {}).items()}
+
+
 def unpack(files: Iterable[Path], runs: Path) -> list[Path]:
     """Put packed predictions back into their folders; what is there already stays."""
-    tensors: dict[str, dict[str, Tensor]] = {}
+    tensors: dict[str, dict[str, dict[str, Tensor]]] = {}  # by folder and file
     records: dict[str, str] = {}
     for path in files:
         try:
             with safe_open(path, "pt") as file:
                 records |= file.metadata() or {}
                 for key in file.keys():  # noqa: SIM118
-                    folder, _, name = key.partition("/")
-                    tensors.setdefault(folder, {})[name] = file.get_tensor(key)
-        except (SafetensorError, OSError) as error:
+                    folder_name, file_name, name = key.split("/", 2)
+                    tensors.setdefault(folder_name, {}).setdefault(file_name, {})[name] = file.get_tensor(key)
+        except (SafetensorError, OSError, ValueError) as error:
             raise ValueError(f"{path} is not a pack of predictions, or it is damaged ({error}); pack it anew") from None
     written = []
-    for name, content in tensors.items():
-        record, folder = json.loads(records[name]), runs / name
-        absent = {f"{part}/probs" for part in record["sets"]} - content.keys()
-        if Path(name).name != name or absent:
-            raise ValueError(f"the packs lack {sorted(absent)} of {name}; unpack all files of one pack together")
-        if not is_done(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            write_tensors(folder / PREDICTIONS, content)
-            write_record(folder, record)
+    for folder_name, content in tensors.items():
+        record, folder = json.loads(records[folder_name]), runs / folder_name
+        wanted = {(file, f"{name}/probs") for file, sets in files_of(record).items() for name in sets}
+        absent = wanted - {(file, name) for file in content for name in content[file]}
+        if Path(folder_name).name != folder_name or absent:
+            raise ValueError(f"the packs lack {sorted(absent)} of {folder_name}; unpack all files of one pack together")
+        there = read_record(folder) if is_done(folder) else None
+        new = [file for file in files_of(record) if there is None or file not in files_of(there)]
+        folder.mkdir(parents=True, exist_ok=True)
+        for file_name in new:
+            write_tensors(folder / file_name, content[file_name])
+        if new:
+            write_record(folder, record if there is None else _joined(there, record))
             written.append(folder)
     return written
+
+
+def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Two records of one folder: the first, with what else the second was asked."""
+    more = [cell for cell in second["cells"] if cell not in first["cells"]]
+    further = second.get("further", {}) | first.get("further", {})
+    return {**first, "cells": [*first["cells"], *more], "further": further}

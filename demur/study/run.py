@@ -89,7 +89,7 @@ def run(
 ) -> Row:
     """Fit (or load) a posterior with the task's network and recipe, and measure it."""
     chosen = parse_method(method)
-    given = setting(task.name, chosen.inference_name)
+    given = setting(task.name, method)
     inference = given.inference or chosen.inference
     likelihood = chosen.likelihood(task.num_classes)
     recipe = replace(given.recipe, seed=seed, epochs=given.recipe.epochs if epochs is None else epochs)

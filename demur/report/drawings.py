@@ -1,0 +1,110 @@
+"""Which figures the cells allow: some are drawn from figures alone, some need the predictions themselves."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from demur.method import METHODS
+from demur.report.compare import Kind, kind_of, outliers_of, unusual
+from demur.report.figures import (
+    draw_noise_confidence,
+    draw_planes,
+    draw_reliability,
+    draw_roc,
+    draw_scores,
+    draw_shift,
+)
+from demur.report.measured import Measured
+from demur.study import published
+from demur.study.further import shifted
+from demur.study.results import read_result
+from demur.tasks.shift import CORRUPTIONS, SEVERITIES
+
+SHIFT_METRICS = {"ece": "ECE", "ece_published": "ECE below 14/15", "accuracy": "accuracy"}
+FIGURE_1 = {"map+oe", "de", "vb", "la"}
+
+
+class Drawing(NamedTuple):
+    name: str
+    caption: str
+    figure: Figure
+
+
+Groups = Mapping[tuple[Kind, str, str], Mapping[str, Sequence[Measured]]]  # by kind, task, outliers; then by method
+
+
+def _grouped(cells: Sequence[Measured]) -> Groups:
+    """What can stand in one figure, methods and seeds in order."""
+    groups: dict[tuple[Kind, str, str], dict[str, list[Measured]]] = {}
+    for one in sorted(cells, key=lambda one: (METHODS.index(one.cell.method), one.cell.seed)):
+        place = kind_of(one.cell), one.cell.task, outliers_of(one.cell)
+        groups.setdefault(place, {}).setdefault(one.cell.method, []).append(one)
+    return {place: groups[place] for place in sorted(groups, key=lambda place: (place[0].order, *place[1:]))}
+
+
+def _mean(cells: Sequence[Measured], name: str, metric: str) -> float:
+    return float(np.mean([one.figures[name, metric].value for one in cells]))
+
+
+def from_figures(cells: Sequence[Measured]) -> Iterator[Drawing]:
+    """Those that can be drawn without predictions; means over seeds."""
+    groups = _grouped(cells)
+    yield from _noise(groups)
+    for (kind, task, outliers), by_method in groups.items():
+        shifting = {m: ones for m, ones in by_method.items() if all(one.cell.further == "shift" for one in ones)}
+        for metric, label in SHIFT_METRICS.items() if shifting else ():
+            measured = {
+                method: {
+                    severity: [_mean(ones, shifted(corruption, severity), metric) for corruption in CORRUPTIONS]
+                    for severity in SEVERITIES
+                }
+                for method, ones in shifting.items()
+            }
+            # accuracy over the classes and over "none" as well differ with a none class only
+            printed = published.shift_by_severity("accuracy_with_none" if metric == "accuracy" else metric)
+            name = "-".join(filter(None, ("shift", metric, unusual(task, outliers), kind.slug)))
+            caption = f"{task} under shift: {label} by severity, a box over the {len(CORRUPTIONS)} corruptions"
+            yield Drawing(name, f"{caption}; {kind.title}", draw_shift(measured, printed, label))
+
+
+def _noise(groups: Groups) -> Iterator[Drawing]:
+    printed: dict[str, dict[str, float]] = {}
+    for figure in published.figures():
+        if (figure.table, figure.set, figure.row.score) == ("mmc", "uniform", "max_prob"):
+            printed.setdefault(figure.task, {})[figure.row.method] = figure.value
+    for kind in dict.fromkeys(kind for kind, _, _ in groups):
+        measured = {
+            task: {method: _mean(by_method[method], "uniform", "mmc") for method in by_method if method in FIGURE_1}
+            for (other, task, outliers), by_method in groups.items()
+            if other == kind and not unusual(task, outliers) and "uniform" in next(iter(by_method.values()))[0].sets
+        }
+        shown = {task: figures for task, figures in measured.items() if figures}
+        if shown:
+            caption = f"Mean confidence on uniform noise, the paper's figure 1; {kind.title}"
+            yield Drawing("-".join(filter(None, ("noise", kind.slug))), caption, draw_noise_confidence(shown, printed))
+
+
+def from_predictions(cells: Sequence[Measured]) -> Iterator[Drawing]:
+    """Those that need predictions, where they are at hand; of several seeds the first is drawn."""
+    captions = {
+        "reliability": (
+            "Reliability: accuracy by confidence, ECE (%) in brackets; the darker a bar, the more inputs it has",
+            draw_reliability,
+        ),
+        "scores": ("Confidence of inliers and of all outliers but the far-away ones", draw_scores),
+        "roc": ("ROC: inliers kept against outliers kept, as the threshold on confidence moves", draw_roc),
+    }
+    for (kind, task, outliers), by_method in _grouped([one for one in cells if one.folder]).items():
+        firsts = (ones[0] for ones in by_method.values())
+        results = [read_result(first.folder, first.cell) for first in firsts if first.folder]
+        special = unusual(task, outliers)
+        slug = "-".join(filter(None, (task, special, kind.slug)))
+        planes = {one.cell.method: one.further.sets for one in results if one.further and one.cell.further == "plane"}
+        if planes:
+            caption = f"Confidence in the plane, the paper's toy figure; {kind.title}"
+            yield Drawing(f"toy-{slug}", caption, draw_planes(planes))
+        trained = f", trained with {outliers}" * bool(special)
+        for name, (caption, make) in captions.items():
+            yield Drawing(f"{name}-{slug}", f"{task}{trained}. {caption}; {kind.title}", make(results))

@@ -1,0 +1,279 @@
+"""A cell's figures, from its predictions or from the tables that were made of them: every report is made from these.
+
+results.csv has a figure a line (no times in it), cells.csv a cell a line with all that is known of how it was made.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from io import StringIO
+from itertools import combinations
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from demur.metrics import METRICS, SCORES, Separation, mmc, ood_metrics
+from demur.report.intervals import AGAINST, INSIDE, against, counts, interval
+from demur.study.further import shifted
+from demur.study.grid import Cell
+from demur.study.published import LEFT_OUT, OOD_SETS, SHIFT_SETS, TEST, mean_but
+from demur.study.results import Result, find_cells, read_result
+from demur.tasks.images import NOISE, STAND_INS
+from demur.tasks.shift import CORRUPTIONS
+
+RESULTS, CELLS = "results.csv", "cells.csv"
+CELL = ("task", "outliers", "method", "seed", "convention", "epochs", "limit")
+FAR_AWAY = "far_away"
+DIGITS = 6  # after the point, of a fraction
+WITH_INTERVALS = ("max_prob", "none")  # the scores of the paper's tables
+
+
+class Value(NamedTuple):
+    """A figure, as a fraction, with the ends of its 95 % bootstrap interval over test points where it has one."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+Figures = Mapping[tuple[str, str], Value]  # by set and metric
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All figures of a cell, and how it was made; `folder` has its predictions, if they are at hand."""
+
+    cell: Cell
+    figures: Figures
+    about: Mapping[str, str]  # its line of cells.csv
+    folder: Path | None = None
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """Its OOD sets."""
+        return tuple(json.loads(self.about["sets"]))
+
+    def figure(self, name: str, metric: str) -> Value | None:
+        """On the set of that name, or on the one that stands in for it."""
+        return self.figures.get((name, metric)) or self.figures.get((STAND_INS.get(name, name), metric))
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether the classifier is no better than always answering the most frequent class, whatever its FPR95."""
+        return self.figures[TEST, "accuracy"].value < self.figures[TEST, "majority"].value + 0.01
+
+
+# from predictions ---------------------------------------------------------------------------------------------------
+
+Resampled = tuple[float, NDArray[np.float64]]  # a figure, and what it is in every resample
+
+
+def measure(result: Result, folder: Path | None = None) -> Measured:
+    exact: dict[tuple[str, str], Value] = dict(_inside(result)) | dict(_outside(result)) | dict(_under_shift(result))
+    figures = {place: _rounded(value) for place, value in exact.items()}
+    return Measured(result.cell, figures, _about(result, folder), folder)
+
+
+def _rounded(exact: Value) -> Value:
+    low, high = (None if end is None else round(end, DIGITS) for end in (exact.low, exact.high))
+    return Value(round(exact.value, DIGITS), low, high)
+
+
+def _value(resampled: Resampled) -> Value:
+    return Value(resampled[0], *interval(resampled[1]))
+
+
+def _inside(result: Result) -> Iterator[tuple[tuple[str, str], Value]]:
+    test, y = result.test, result.y
+    drawn = counts(TEST, len(test))
+    for name, metric in METRICS.items():
+        value = metric(test, y)
+        yield (TEST, name), _value((value, INSIDE[name](test, y, drawn))) if name in INSIDE else Value(value)
+    yield (TEST, "majority"), Value(float(y.bincount().max() / len(y)))
+
+
+def _outside(result: Result) -> Iterator[tuple[tuple[str, str], Value]]:
+    test, y = result.test, result.y
+    resampled: dict[tuple[str, str], Resampled] = {}
+    for name, outside in result.ood.items():
+        drawn = counts(TEST, len(test)), counts(name, len(outside))
+        for metric, value in ood_metrics(test, outside).items():
+            yield (name, metric), Value(value)
+        resampled[name, "mmc"] = mmc(outside), INSIDE["mmc"](outside, y, drawn[1])
+        for score in WITH_INTERVALS:
+            inlying, outlying = SCORES[score](test), SCORES[score](outside)
+            if inlying is not None and outlying is not None:
+                for metric in AGAINST:
+                    value = getattr(Separation(-inlying, -outlying), metric)
+                    resampled[name, scored(metric, score)] = value, against(metric, -inlying, -outlying, *drawn)
+    for place, again in resampled.items():
+        yield place, _value(again)
+    for left_out in _left_out(result):
+        names = averaged(result.cell.task, result.ood, left_out)
+        for metric in dict.fromkeys(metric for _, metric in resampled) if names else ():
+            yield (mean_but(*left_out), metric), _value(_mean([resampled[name, metric] for name in names]))
+
+
+def scored(metric: str, score: str) -> str:
+    """The metric's name under a score that is not the usual one; confidence is the same under all."""
+    return metric if score == "max_prob" or metric not in AGAINST else f"{score}_{metric}"
+
+
+def _mean(parts: Sequence[Resampled]) -> Resampled:
+    return float(np.mean([value for value, _ in parts])), np.mean([again for _, again in parts], axis=0)
+
+
+def _left_out(result: Result) -> list[tuple[str, ...]]:
+    """What means leave out: what the paper does, what was trained with, and any noise, so that methods which are shown
+    no outliers can stand beside those which are shown noise."""
+    noises = [name for name in result.ood if name in NOISE]
+    some = [some for count in range(len(noises) + 1) for some in combinations(noises, count)]
+    seen = tuple(name for name in (result.record["trained_with"] or "").split("+") if name in result.ood)
+    return list(dict.fromkeys((*some, seen, LEFT_OUT.get(result.cell.task, ()))))
+
+
+def averaged(task: str, sets: Iterable[str], left_out: Iterable[str]) -> list[str]:
+    """The sets that a mean is over: the paper's, or their stand-ins; the far-away one asks something else."""
+    paper = OOD_SETS.get(task)
+    known = None if paper is None else {*paper, *(STAND_INS[name] for name in paper if name in STAND_INS)}
+    without = {FAR_AWAY, *left_out}
+    return [name for name in sets if name not in without and (known is None or name in known)]
+
+
+def _under_shift(result: Result) -> Iterator[tuple[tuple[str, str], Value]]:
+    if result.cell.further != "shift" or result.further is None:
+        return
+    y, sets = result.further.y, result.further.sets
+    for name, prediction in sets.items():
+        for metric in INSIDE:
+            yield (name, metric), Value(METRICS[metric](prediction, y))
+    drawn = counts("shift", len(y))
+    for severity, mean_name in SHIFT_SETS.items():
+        of_severity = [sets[shifted(corruption, severity)] for corruption in CORRUPTIONS]
+        for metric, resample in INSIDE.items():
+            parts = [(METRICS[metric](one, y), resample(one, y, drawn)) for one in of_severity]
+            yield (mean_name, metric), _value(_mean(parts))
+
+
+def _about(result: Result, folder: Path | None) -> dict[str, str]:
+    """The record, each item as text."""
+    record = {name: value for name, value in result.record.items() if name not in ("cells", "sets", "further")}
+    record |= {"further": result.cell.further, "sets": list(result.ood), "folder": folder.name if folder else None}
+    return {name: _text(value) for name, value in record.items()}
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+# as tables ----------------------------------------------------------------------------------------------------------
+
+
+def results_csv(cells: Iterable[Measured]) -> str:
+    rows = (
+        (*place_of(one.cell), *place, *("" if x is None else repr(x) for x in value))
+        for one in cells
+        for place, value in one.figures.items()
+    )
+    ordered = sorted(rows, key=lambda row: [str(field) for field in row])
+    return write_csv((*CELL, "set", "metric", *Value._fields), ordered)
+
+
+def cells_csv(cells: Sequence[Measured]) -> str:
+    names = sorted({name for one in cells for name in one.about})
+    ordered = sorted(cells, key=lambda one: [str(field) for field in place_of(one.cell)])
+    rows = ((*place_of(one.cell), *(one.about.get(name, "") for name in names)) for one in ordered)
+    return write_csv((*CELL, *names), rows)
+
+
+def write_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    written = StringIO()
+    writer = csv.writer(written, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return written.getvalue()
+
+
+def place_of(cell: Cell) -> tuple[object, ...]:
+    """The columns CELL; empty where the task or the recipe decides."""
+    return tuple("" if (value := getattr(cell, name)) is None else value for name in CELL)
+
+
+def read_tables(folder: Path) -> list[Measured]:
+    """What results.csv and cells.csv say."""
+    figures: dict[Cell, dict[tuple[str, str], Value]] = {}
+    for line in _read(folder / RESULTS):
+        value = Value(float(line["value"]), *(float(line[end]) if line[end] else None for end in ("low", "high")))
+        figures.setdefault(_cell(line), {})[line["set"], line["metric"]] = value
+    abouts = {
+        _cell(line): {name: text for name, text in line.items() if name not in CELL} for line in _read(folder / CELLS)
+    }
+    if figures.keys() != abouts.keys():
+        raise ValueError(f"{folder / RESULTS} and {folder / CELLS} are not of the same cells; make both anew from runs")
+    return [
+        Measured(replace(cell, further=about["further"] or None), figures[cell], about)
+        for cell, about in abouts.items()
+    ]
+
+
+def _read(path: Path) -> Iterator[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        yield from csv.DictReader(file)
+
+
+def _cell(line: Mapping[str, str]) -> Cell:
+    epochs, limit = (int(line[name]) if line[name] else None for name in ("epochs", "limit"))
+    return Cell(
+        line["task"], line["method"], int(line["seed"]), line["convention"], line["outliers"] or None, epochs, limit
+    )
+
+
+# from both ----------------------------------------------------------------------------------------------------------
+
+
+def gather(
+    sources: Sequence[Path], jobs: int = 1, after: Callable[[int, int], None] = lambda number, total: None
+) -> list[Measured]:
+    """Every cell of folders of runs, and of folders with the tables of earlier reports; of the same cell the last wins.
+
+    `after` is told how many cells' predictions have been measured, of how many.
+    """
+    found: dict[Cell, Measured] = {}
+
+    def take(one: Measured) -> None:
+        bare = replace(one.cell, further=None)
+        before = found.get(bare)
+        if before is not None and before.about.get("folder") == one.about.get("folder") and before.cell.further:
+            one = replace(one, cell=before.cell, figures={**before.figures, **one.figures}, about=before.about)
+        found[bare] = one
+
+    for source in sources:
+        stored, cells = (source / RESULTS).exists(), find_cells(source)
+        if not stored and not cells:
+            raise ValueError(f"there are no results in {source}; make some with: demur study digits --runs {source}")
+        for one in read_tables(source) if stored else ():
+            take(one)
+        for number, one in enumerate(_measure_all(cells, jobs), start=1):
+            take(one)
+            after(number, len(cells))
+    return sorted(found.values(), key=lambda one: [str(field) for field in place_of(one.cell)])
+
+
+def _measure_all(cells: Sequence[tuple[Path, Cell]], jobs: int) -> Iterator[Measured]:
+    if jobs == 1 or len(cells) < 2:
+        yield from map(_measure_folder, cells)
+        return
+    # a thread a process: more would wait for each other
+    with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        yield from pool.map(_measure_folder, cells)
+
+
+def _measure_folder(place: tuple[Path, Cell]) -> Measured:
+    folder, cell = place
+    return measure(read_result(folder, cell), folder)

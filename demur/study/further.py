@@ -1,0 +1,51 @@
+"""Inputs that a cell may be asked to predict beside its task's own: pictures under shift, the plane of the toy."""
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from demur.study.conventions import Data
+from demur.tasks import Split, Store
+from demur.tasks import load as load_task
+from demur.tasks.shift import CORRUPTIONS, SEVERITIES, corrupt
+
+PICTURES = 2_000  # of the test set: 95 times 10,000 predictions would be 45 MB a cell
+HALF_WIDTHS = MappingProxyType({"near the data": 7.0, "zoomed out": 70.0})
+PIXELS = 150
+
+Inputs = tuple[Tensor, Mapping[str, Tensor]]  # labels, none where there are no classes, and sets by name
+
+
+def shift(data: Data, store: Store) -> Inputs:
+    """The same test pictures under every corruption, as `shift/fog/3`."""
+    return _corrupted(data.name, data.limit, store)
+
+
+@lru_cache(maxsize=1)  # 0.6 GB, and half a minute on one core
+def _corrupted(name: str, limit: int | None, store: Store) -> Inputs:
+    # of those that neither convention validates with; made on a CPU, so that they are the same everywhere
+    test = load_task(name, store=store, outliers="uniform", limit=limit, validation="test").test
+    some = Split(test.x[:PICTURES], test.y[:PICTURES])
+    return some.y, {shifted(c, s): corrupt(some.x, c, s) for c in CORRUPTIONS for s in SEVERITIES}
+
+
+def shifted(corruption: str, severity: int) -> str:
+    """What the set is called."""
+    return f"shift/{corruption}/{severity}"
+
+
+def plane(data: Data, store: Store) -> Inputs:
+    """A grid of points around the classes, near and from afar."""
+    return torch.empty(0, dtype=torch.long), {where: grid(half) for where, half in HALF_WIDTHS.items()}
+
+
+def grid(half: float) -> Tensor:
+    """(PIXELS ** 2, 2): column by column, each from below."""
+    line = torch.linspace(-half, half, PIXELS)
+    return torch.cartesian_prod(line, line)
+
+
+FURTHER: Mapping[str, Callable[[Data, Store], Inputs]] = MappingProxyType({"shift": shift, "plane": plane})

@@ -1,0 +1,204 @@
+"""What the studies hold: every cell of the paper, the published conventions, and inputs beside a task's own."""
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from demur.cli import app
+from demur.inference import Laplace
+from demur.likelihoods import plain, soft_labels
+from demur.networks import mlp
+from demur.report.measured import measure
+from demur.study.conventions import Data, Fit, TunedOnTrainingData, resolve
+from demur.study.engine import Place, parts_of, results_of, run_cell
+from demur.study.further import HALF_WIDTHS, PIXELS, grid, shift, shifted
+from demur.study.grid import PAPER_ROWS, STUDIES, Cell, commands, select, setting
+from demur.study.results import folder_name, is_done, pack, read_results, unpack
+from demur.tasks import Recipe, Split, Store
+from demur.tasks import load as load_task
+from demur.tasks.formats import to_png
+from demur.tasks.shift import CORRUPTIONS, SEVERITIES, corrupt
+from demur.tasks.store import picture_column
+from tests.conftest import make_task
+
+NOWHERE = Store(Path("nowhere"))
+
+
+# the grid -----------------------------------------------------------------------------------------------------------
+
+
+def bare(cell: Cell) -> Cell:
+    return replace(cell, further=None)
+
+
+def test_all_is_every_other_study_without_repetition():
+    everything = [bare(cell) for cell in STUDIES["all"]]
+    assert len(set(everything)) == len(everything)
+    assert set(everything) == {bare(cell) for cells in STUDIES.values() for cell in cells}
+    assert {cell for cell in STUDIES["all"] if cell.further} == {*STUDIES["shift"], *STUDIES["toy"]}
+
+
+def test_shift_has_the_networks_of_the_first_table():
+    cifar10 = [cell for cell in STUDIES["table1"] if cell.task == "cifar10"]
+    assert [bare(cell) for cell in STUDIES["shift"]] == cifar10
+    named = [replace(cell, outliers="smooth") for cell in (cifar10[3], STUDIES["shift"][3])]
+    assert len({folder_name(resolve(cell, NOWHERE)) for cell in named}) == 1
+
+
+def test_the_help_names_every_study():
+    shown = CliRunner().invoke(app, ["study", "--help"]).output
+    assert all(name in shown for name in STUDIES)
+
+
+def test_a_method_may_have_a_setting_of_its_own():
+    precisions = {name: setting("blobs", name).inference for name in ("map", "la", "la+nc", "la+sl")}
+    assert precisions == {
+        "map": None,
+        "la": Laplace(prior_precision=300.0),
+        "la+nc": Laplace(prior_precision=300.0),
+        "la+sl": Laplace(prior_precision=10.0),
+    }
+
+
+def typed(command: str) -> list[Cell]:
+    """The cells that a command asks for."""
+    _, _, study, *rest = shlex.split(command)
+    options: dict[str, list[str]] = {}
+    for option, value in zip(rest[::2], rest[1::2], strict=True):
+        options.setdefault(option, []).append(value)
+    numbers = {name: int(options[f"--{name}"][0]) for name in ("seeds", "epochs", "limit") if f"--{name}" in options}
+    convention = options.get("--convention", [None])[0]
+    return select(study, tasks=options["--task"], methods=options.get("--method"), convention=convention, **numbers)
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        select("all"),
+        select("table2", tasks=["mnist"], convention="corrected", seeds=3) + select("table2", tasks=["mnist"]),
+        select("shift", methods=["map", "la+nc"], epochs=1, limit=600) + select("table1", tasks=["cifar10"]),
+        select("aux", methods=["flipout"], convention="published") + select("noise", tasks=["svhn"], seeds=2),
+    ],
+)
+def test_commands_make_the_cells_that_they_were_made_from(cells: list[Cell]):
+    made = [cell for command in commands(cells) for cell in typed(command)]
+    assert {bare(cell) for cell in made} == {bare(cell) for cell in cells}
+    assert {cell for cell in cells if cell.further} <= set(made)
+
+
+def test_commands_are_few():
+    assert commands(select("matrix")) == ["demur study matrix --task digits"]
+    assert commands(select("shift", seeds=2)) == ["demur study shift --task cifar10 --seeds 2"]
+    assert commands([Cell("mnist", "la+nc", outliers="mine")]) == []
+
+
+# published conventions ----------------------------------------------------------------------------------------------
+
+
+def resolved(task: str, method: str, convention: str = "published") -> Fit:
+    return resolve(Cell(task, method, convention=convention, outliers="smooth"), NOWHERE)
+
+
+def test_soft_labels_on_cifar100_have_their_loss_divided_by_k():
+    fit = resolved("cifar100", "map+sl")
+    inside, outside, y = torch.randn(5, 7), torch.randn(5, 7), torch.arange(5)
+    usual = soft_labels(7, smoothing=1e-30).log_prob(inside, y, outside)
+    torch.testing.assert_close(fit.likelihood(7).log_prob(inside, y, outside), usual / 7)
+    assert fit.recipe.clip_norm is None
+    assert resolved("cifar100", "vb+sl").inference.tau == 0.001
+    assert [folder_name(part) for part in parts_of(resolved("cifar100", "la+sl"))] == [folder_name(fit)]
+
+
+@pytest.mark.parametrize(
+    ("task", "method", "convention"),
+    [("cifar10", "vb+sl", "published"), ("cifar100", "vb+nc", "published"), ("cifar100", "vb+sl", "corrected")],
+)
+def test_other_cells_are_not_touched_by_that(task: str, method: str, convention: str):
+    fit = resolved(task, method, convention)
+    assert (fit.recipe.clip_norm, fit.inference.tau) == (10.0, 0.1)
+
+
+def test_the_published_prior_of_text_is_tuned_on_the_training_set():
+    theirs, ours = (resolve(Cell("sst", "la", convention=c), NOWHERE).inference for c in ("published", "corrected"))
+    assert isinstance(theirs, TunedOnTrainingData)
+    assert isinstance(ours, Laplace)
+    assert (min(theirs.laplace.grid), max(theirs.laplace.grid)) == pytest.approx((0.1, 1000))
+
+
+@pytest.mark.filterwarnings("ignore:the best prior precision")  # three values, so that the best is at an edge
+def test_tuned_on_what_it_was_fitted_to_it_is_surer():
+    """The validation labels are shuffled: whoever asks them learns to doubt."""
+    task = make_task()
+    task = replace(task, validation=Split(task.validation.x, task.validation.y.roll(1)))
+    network, recipe = lambda outputs: mlp(outputs, inputs=4, hidden=(8,)), Recipe(epochs=20)
+    laplace = Laplace(grid=(1.0, 1e3, 1e6), slack=0.0)
+    doubting = laplace.fit(network, plain(3), task, recipe)
+    sure = TunedOnTrainingData(laplace).fit(network, plain(3), task, recipe)
+    assert all((sure.variance[name] < value).all() for name, value in doubting.variance.items())
+
+
+# further inputs -----------------------------------------------------------------------------------------------------
+
+
+def test_further_predictions_join_those_that_are_there(tmp_path: Path):
+    place, cell = Place(tmp_path / "runs", NOWHERE), Cell("blobs", "la+nc", epochs=1, limit=200)
+    folder = run_cell(cell, place)
+    stamps = {path: path.stat().st_mtime_ns for path in folder.glob("*.safetensors")}
+    toy = replace(cell, further="plane")
+    assert [result.cell for result in results_of([cell, toy], place)] == [cell]
+    assert run_cell(toy, place) == folder
+    assert stamps.items() < {path: path.stat().st_mtime_ns for path in folder.glob("*.safetensors")}.items()
+    (result,) = read_results(place.runs)  # one cell, whatever else it was asked
+    assert result.cell == toy
+    for where, half in HALF_WIDTHS.items():
+        assert len(result.further.sets[where]) == PIXELS**2
+        assert grid(half).amax() == half
+
+    files = pack(place.runs, tmp_path / "packs")
+    elsewhere = Place(tmp_path / "elsewhere", NOWHERE)
+    run_cell(cell, elsewhere)
+    assert unpack(files, elsewhere.runs) == [elsewhere.runs / folder.name]  # only what was not there
+    assert unpack(files, elsewhere.runs) == []
+    ours, theirs = (load_file(runs / folder.name / "plane.safetensors") for runs in (place.runs, elsewhere.runs))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert is_done(elsewhere.folder(toy), "plane")
+
+
+@pytest.fixture
+def noise_as_cifar10(tmp_path: Path) -> Store:
+    store = Store(tmp_path / "store")
+    for place, (name, split, count) in enumerate(
+        (("cifar10", "train", 70), ("cifar10", "test", 40), ("tiny_imagenet32", "train", 50))
+    ):
+        pixels = torch.randint(256, (count, 32, 32, 3), generator=torch.Generator().manual_seed(place))
+        pictures = picture_column(map(to_png, pixels.byte().numpy()))
+        columns = {"image": pictures, "label": [i % 10 for i in range(count)]}
+        store.write(name, split, [pa.table(columns)], "a test")
+    return store
+
+
+def test_a_cell_under_shift(noise_as_cifar10: Store, tmp_path: Path):
+    """95 sets of the same pictures, which neither convention validates with; generated once, and measured."""
+    ours, theirs = (Data("cifar10", limit=30, validation=split) for split in ("train", "test"))
+    y, sets = shift(ours, noise_as_cifar10)
+    assert shift(theirs, noise_as_cifar10)[1] is sets
+    task = load_task("cifar10", store=noise_as_cifar10, outliers="uniform", limit=30, validation="test")
+    assert torch.equal(sets[shifted("fog", 2)], corrupt(task.test.x, "fog", 2))
+    place = Place(tmp_path / "runs", noise_as_cifar10)
+    folder = run_cell(Cell("cifar10", "map", epochs=1, limit=30, further="shift"), place)
+    (result,) = read_results(place.runs)
+    assert list(result.further.sets) == [shifted(c, s) for c in CORRUPTIONS for s in SEVERITIES] == list(sets)
+    assert torch.equal(result.further.y, y)
+    right = result.further.sets[shifted("snow", 4)].probs.argmax(1) == y
+    assert measure(result, folder).figures[shifted("snow", 4), "accuracy"].value == float(right.double().mean())
+
+
+def test_the_papers_rows_are_in_every_image_study():
+    for name in ("table1", "table2", "mmc", "fpr95", "auroc", "aupr", "noise", "shift"):
+        assert {cell.method for cell in STUDIES[name]} == set(PAPER_ROWS)
