@@ -1,3 +1,7 @@
+from demur.classifier import Answers as Answers
+from demur.classifier import Classifier as Classifier
+from demur.classifier import adopt as adopt
+from demur.classifier import load_model as load_model
 from demur.inference import INFERENCES as INFERENCES
 from demur.inference import MAP as MAP
 from demur.inference import CyclicalSGHMC as CyclicalSGHMC

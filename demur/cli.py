@@ -8,16 +8,20 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
+from typer.core import TyperCommand
 
 import demur
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from demur.classifier import Classifier
+    from demur.inputs import Inputs, X
     from demur.tasks import Store, Task
     from demur.training import EpochReport
 
@@ -35,6 +39,9 @@ Data = Annotated[
     Path | None, typer.Option("--data", help="Folder of data sets; else DEMUR_DATA, else the user's cache.")
 ]
 OutliersName = Annotated[str | None, typer.Option("--outliers", help="To train with; a+b mixes in equal parts.")]
+ModelPath = Annotated[Path, typer.Argument(help="What `demur fit` wrote.")]
+LabelColumn = Annotated[str | None, typer.Option(help="The label's column; else label, class, target or y.")]
+DeviceName = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of initialisation, batches and draws.")]
 
 
@@ -42,8 +49,12 @@ def main() -> None:
     """Run the command; what is wrong with the input is said in one sentence, with exit code 2."""
     try:
         app()
-    except (ValueError, FloatingPointError, OSError) as error:
-        print(f"demur: {' '.join(str(error).split())}", file=sys.stderr)
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (ValueError, FloatingPointError, OSError, MemoryError) as error:
+        said = str(error) or "there is not enough memory"
+        print(f"demur: {' '.join(said.split())}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -177,9 +188,20 @@ at accuracies of {100 * plain.metrics["accuracy"]:.1f} and {100 * best.metrics["
     )
 
 
-@app.command()
+class _WithStudies(TyperCommand):
+    """Names every study where help is asked for, and not before: to know them takes torch."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from demur.study.grid import STUDIES
+
+        name = next(param for param in self.params if param.name == "name")
+        name.help = f"{', '.join(STUDIES)}."  # type: ignore[attr-defined]
+        super().format_help(ctx, formatter)
+
+
+@app.command(cls=_WithStudies)
 def study(
-    name: Annotated[str, typer.Argument(help="digits, matrix, table1, table2, text, noise, aux, figure1.")],
+    name: Annotated[str, typer.Argument()],
     task: Annotated[list[str] | None, typer.Option(help="Only this task; may be repeated.")] = None,
     method: Annotated[list[str] | None, typer.Option(help="Only this method; may be repeated.")] = None,
     convention: Annotated[str | None, typer.Option(help="corrected or published only.")] = None,
@@ -187,7 +209,12 @@ def study(
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Train on so many inputs; test on a sixth as many.")] = None,
     runs: Annotated[Path, typer.Option(help="Folder of results; what is there is not made again.")] = Path("runs"),
-    jobs: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = 1,
+    engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
+    address: Annotated[str | None, typer.Option(help="Of a Ray cluster; else one here, or a new one.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Local processes at a time; by default one a GPU, else one a core.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Of a process; the last bits of results depend on it.")] = 1,
     dry_run: Annotated[bool, typer.Option(help="Say what would be done.")] = False,
     keep_posteriors: Annotated[bool, typer.Option(help="Keep the weights of every cell.")] = True,
     markdown: Annotated[Path | None, typer.Option(help="Write the table there, as Markdown.")] = None,
@@ -196,26 +223,41 @@ def study(
 ) -> None:
     """Run a whole table of the paper; stopped, it goes on where it was."""
     from demur.report import tables
-    from demur.study.engine import Place, networks_of, results_of, run_cells, seconds_left
-    from demur.study.grid import Cell, select
+    from demur.study.cluster import cluster
+    from demur.study.engine import Place, is_answered, networks_of, one_by_one, results_of, run_cells, seconds_left
+    from demur.study.grid import select
+    from demur.study.processes import most_jobs, processes
     from demur.study.run import row_of
 
+    if engine not in ("local", "ray"):
+        raise ValueError(f"unknown engine {engine!r}; known: local, ray")
+    if engine == "local" and address is not None:
+        raise ValueError(f"address {address!r} is for the engine ray; add --engine ray")
+    if engine == "ray" and jobs is not None:
+        raise ValueError(f"jobs {jobs} is for the engine local; a Ray cluster takes what it has room for")
     _check_writable(markdown)
     cells = select(name, tasks=task, methods=method, convention=convention, seeds=seeds, epochs=epochs, limit=limit)
-    place = Place(runs, _store(data), _device(device), keep_posteriors)
+    place = Place(runs, _store(data), device if engine == "ray" else _device(device), keep_posteriors, threads)
+    jobs = jobs or most_jobs(place)
+    workers = one_by_one if jobs == 1 else partial(processes, jobs=jobs)
+    if engine == "ray":
+        workers = partial(cluster, address=address)
     done, networks = len(results_of(cells, place)), len(networks_of(cells, place.store))
-    print(f"{len(cells)} cells, {done} done, {networks} networks in all; {seconds_left(cells, place)}")
+    print(f"{len(cells)} cells, {done} done, {networks} networks in all; {seconds_left(cells, place, jobs)}")
     if dry_run:
         for cell in cells:
-            print(" ", cell.task, cell.method, cell.convention, f"seed {cell.seed}")
+            state = "done" if is_answered(cell, place.folder(cell)) else "to do"
+            print(f"  {cell.task} {cell.method} {cell.convention} seed {cell.seed}: {state}")
         return
     console = _console()
     with _progress(console, name) as describe:
 
-        def after(number: int, total: int, cell: Cell) -> None:
-            describe(f"{name}: {number} of {total} cells")
+        def after(number: int, total: int, step: str) -> None:
+            describe(f"{name}: {number} of {total}; {step}")
+            if not console.is_terminal:
+                print(f"{number} of {total}: {step}", file=sys.stderr, flush=True)
 
-        failures = run_cells(cells, place, after, jobs)
+        failures = run_cells(cells, place, after, workers)
     results = results_of(cells, place)
     rows = [row_of(result) for result in results]
     for group in tables.grouped(rows):
@@ -230,19 +272,31 @@ def study(
 
 @app.command()
 def report(
-    runs: Annotated[Path, typer.Argument(help="Folder of results.")] = Path("runs"),
+    sources: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Folders of runs, or with the results.csv and cells.csv of a report; by default runs."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for tables, figures and index.html.")] = Path("report"),
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; by default one a core.")] = None,
 ) -> None:
-    """Set every measured figure beside the published one: tables, figures, and one page that shows them all."""
-    from demur.report.page import write_report
-    from demur.study.results import read_results
+    """Set every measured figure beside the published one: tables, figures, RESULTS.md, and one page that shows all.
 
-    results = read_results(runs)
-    if not results:
-        raise ValueError(f"there are no results in {runs}; make some with: demur study digits --runs {runs}")
-    out.mkdir(parents=True, exist_ok=True)
-    write_report(results, out)
-    print(f"wrote {out / 'index.html'} from {len(results)} cells")
+    Several folders become one report; where two have the same cell, the later named wins.
+    """
+    from demur.report.measured import gather
+    from demur.report.page import write_report
+
+    console = _console()
+    with _progress(console, "report") as describe:
+        cells = gather(
+            sources or [Path("runs")],
+            jobs or os.cpu_count() or 1,
+            lambda number, total: describe(f"measured {number} of {total} cells"),
+        )
+        describe(f"tables and figures of {len(cells)} cells")
+        out.mkdir(parents=True, exist_ok=True)
+        write_report(cells, out)
+    print(f"wrote {out / 'index.html'} and {out / 'RESULTS.md'} from {len(cells)} cells")
 
 
 @app.command()
@@ -276,6 +330,178 @@ def audit(task: TaskName, outliers: OutliersName = None, data: Data = None) -> N
 
     for line in audit_task(_load(task, data, outliers), _store(data)).lines():
         print(line)
+
+
+@app.command()
+def bench(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Rows; all where none is named.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw how cost grows (the row `growth`) there.")] = None,
+    laplace_python: Annotated[str | None, typer.Option(help="Python of an environment with laplace-torch.")] = None,
+    small: Annotated[bool, typer.Option("--small", help="Try every row in seconds; the figures mean nothing.")] = False,
+    device: DeviceName = "auto",
+) -> None:
+    """Measure training, curvature, prediction and metrics beside what else there is, in turns; medians and ratios."""
+    from dataclasses import asdict
+
+    from demur.bench import cpu, gpu
+    from demur.bench.frame import Conditions, run_rows
+    from demur.bench.growth import draw_growth, measure_growth
+    from demur.bench.render import lines
+    from demur.names import choose
+    from demur.study.engine import circumstances
+
+    for path in (json_file, figure):
+        _check_writable(path)
+    rows = {row.name: row for row in (*cpu.ROWS, *gpu.ROWS)}
+    for name in names or ():
+        choose({**rows, "growth": None}, name, "row")
+    chosen = [row for name, row in rows.items() if not names or name in names]
+    outcomes = []
+    for outcome in run_rows(chosen, Conditions(_device(device), small, laplace_python)):
+        outcomes.append(outcome)
+        print(*lines(outcome), sep="\n", flush=True)
+    grown = []
+    if not names or "growth" in names:
+        print("growth: time and memory as sizes double four times; slope 1 is linear, 0 constant")
+        for line in measure_growth(small):
+            grown.append(line)
+            print("  {}: slope of time {:.2f}, of memory {:.2f}".format(line.name, *line.slopes), flush=True)
+    if figure is not None and grown:
+        draw_growth(grown, figure)
+    if json_file is not None:
+        record = {"rows": [o.as_json() for o in outcomes], "growth": [asdict(line) for line in grown]}
+        json_file.write_text(json.dumps(record | circumstances(_device(device)), indent=2) + "\n", "utf-8")
+
+
+@app.command()
+def fit(
+    inputs: Annotated[
+        Path, typer.Argument(metavar="DATA", help="A folder of class folders of pictures, a csv, jsonl or npz file.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The model: a folder, or one file if it ends in .demur.")],
+    outliers: Annotated[
+        str | None,
+        typer.Option(help="A path like DATA, a data set, or made up: columns, box; smooth, patches; words; a+b mixes."),
+    ] = None,
+    method: Annotated[str, typer.Option(help="inference+likelihood: la+nc, map+oe, de+nc, vb+sl, ...")] = "la+nc",
+    label: LabelColumn = None,
+    size: Annotated[str | None, typer.Option(help="Of pictures: 32, or HEIGHTxWIDTH; else the most common.")] = None,
+    keep: Annotated[float, typer.Option(help="Share of the inliers that is to get a label.")] = 0.95,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Else what suits the amount of data.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A fifth of the usual epochs, for a first look.")] = False,
+    seed: Seed = 0,
+    device: DeviceName = "auto",
+    data: Data = None,
+) -> None:
+    """Fit a classifier that refuses what it does not know to your own data."""
+    from demur.classifier import Classifier
+    from demur.inputs import open_inputs, read_outliers
+    from demur.method import parse_method
+
+    parse_method(method)
+    _check_new_model(out)
+    console = _console()
+    with _progress(console, f"reading {inputs.name}") as describe:
+        given = open_inputs(inputs, labelled=True, label=label, size=_size(size))
+        inliers = given.gathered()
+        classes = sorted(set(inliers.y or ()))
+        if len(classes) > len(inliers.names) / 2:
+            raise ValueError(
+                f"{inputs} has {len(classes)} labels in {len(inliers.names)} inputs; name the right column"
+            )
+        shown = None if outliers is None else read_outliers(outliers, given, inliers.x, _store(data))
+        describe(f"{inputs.name} {method}")
+        if quick and epochs is None:
+            epochs = max(1, _usual_epochs(given.kind, inliers.x) // 5)
+        classifier = Classifier(method, keep=keep, epochs=epochs, device=_device(device), random_state=seed)
+        classifier.fit(inliers.x, inliers.y, shown)
+    classifier.save(out)
+    for name, said in _said_of_fit(classifier, given, len(inliers.names), outliers).items():
+        print(f"{name:<9} {said}")
+    print(f"wrote {out}")
+
+
+@app.command()
+def predict(
+    model: ModelPath,
+    inputs: Annotated[
+        Path,
+        typer.Argument(
+            metavar="INPUT", help="A picture or a folder of them, csv, jsonl, txt, npz; - for standard input."
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="A csv file; else it is printed.")] = None,
+    device: DeviceName = "auto",
+) -> None:
+    """Say of every input which class it is, or that it is `unsure` or `unknown`: a csv, one row an input."""
+    import csv
+
+    from demur.classifier import Classifier
+
+    _check_writable(out)
+    classifier = Classifier.load(model, device=_device(device))
+    given = _open_for(classifier, inputs)
+    with _whole_or_not_at_all(out) as file, _counting(inputs.name, shown=out is not None) as count:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("input", "decision", "label", "probability", "outlier_score"))
+        for batch in given.batches:
+            said = classifier.predict_all(batch.x)
+            columns = (batch.names, said.decision, said.label, said.probability, said.outlier_score)
+            for name, decision, label, probability, score in zip(*columns, strict=True):
+                writer.writerow((name, decision, label, f"{probability:.6f}", f"{score:.6g}"))
+            count(len(batch.names))
+    if out is not None:
+        print(f"wrote {out}")
+
+
+@app.command()
+def evaluate(
+    model: ModelPath,
+    inputs: Annotated[Path, typer.Argument(metavar="DATA", help="Labelled, as for fit, but not what was fitted to.")],
+    ood: Annotated[list[Path] | None, typer.Option(help="Inputs that belong to no class; may be repeated.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Folder for index.html, its figures, and every number.")] = None,
+    label: LabelColumn = None,
+    device: DeviceName = "auto",
+) -> None:
+    """Measure a model on data that it has not seen: accuracy, calibration, and what it does with outliers."""
+    from demur.classifier import Classifier
+    from demur.report import evaluation
+
+    place = _device(device)
+    classifier = Classifier.load(model, device=place)
+    inside = _open_for(classifier, inputs, labelled=True, label=label)
+    names = [path.stem for path in ood or ()]
+    outside = {
+        name if names.count(name) == 1 else str(path): _open_for(classifier, path)
+        for name, path in zip(names, ood or (), strict=True)
+    }
+    with _counting(inputs.name) as count:
+        found = evaluation.evaluate(model.name, classifier, inside, outside, place, count)
+    _console().print(evaluation.sheet(found))
+    if report is not None:
+        evaluation.write_evaluation(found, report)
+        print(f"wrote {report / 'index.html'}")
+
+
+@app.command()
+def export(
+    model: ModelPath,
+    out: Annotated[Path | None, typer.Argument(metavar="FILE", help="By default the model's name and .onnx.")] = None,
+    onnx: Annotated[bool, typer.Option("--onnx", help="As ONNX, the one format there is.")] = False,
+) -> None:
+    """Write a model as one graph that onnxruntime runs without demur, and check that it gives the same answers."""
+    from demur.classifier import Classifier
+    from demur.export import export_onnx
+
+    if not onnx:
+        raise ValueError("no format is named; add --onnx")
+    out = out or model.absolute().with_suffix(".onnx")
+    _check_writable(out)
+    checked = export_onnx(Classifier.load(model, device="cpu"), out)
+    print(f"wrote {out}, {out.stat().st_size / 2**20:.1f} MiB: {checked}")
 
 
 @data_app.command("list")
@@ -332,6 +558,97 @@ def add_data(
         print(written)
 
 
+def _check_new_model(out: Path) -> None:
+    """A model may be written over, anything else not."""
+    is_model = (out / "manifest.json").is_file() or (out.is_file() and out.suffix == ".demur")
+    if out.exists() and not is_model and not (out.is_dir() and not any(out.iterdir())):
+        raise ValueError(f"{out} is there already and is no model; give a new name")
+    if not out.absolute().parent.is_dir():
+        raise ValueError(f"the folder of {out} does not exist; create it first")
+
+
+def _size(named: str | None) -> tuple[int, int] | None:
+    if named is None:
+        return None
+    height, _, width = named.lower().partition("x")
+    if not (height.isdecimal() and (width or height).isdecimal()) or min(int(height), int(width or height)) < 4:
+        raise ValueError(f"size {named!r} is not that of a picture; give 32, or 32x48 for height and width")
+    return int(height), int(width or height)
+
+
+def _usual_epochs(kind: str, x: "X") -> int:
+    import numpy as np
+
+    from demur.classifier.preprocessing import KINDS
+
+    return KINDS[kind].of(np.asarray(x) if kind == "rows" else x).recipe(len(x)).epochs
+
+
+def _said_of_fit(classifier: "Classifier", given: "Inputs", count: int, outliers: str | None) -> dict[str, str]:
+    from demur.inputs import listed
+
+    found = classifier.report_
+    shape = f" of {given.shape[1]}x{given.shape[2]}, {'grey' if given.shape[0] == 1 else 'RGB'}" if given.shape else ""
+    shown = found["outliers"] if outliers in (None, found["outliers"]) else f"{outliers}, {found['outliers']}"
+    return {
+        "inputs": f"{count:,} {given.kind}{shape}; {found['tuned'] + found['calibrated']:,} held out",
+        "classes": f"{len(classifier.classes_)}: {listed(classifier.classes_.tolist())}",
+        "outliers": shown + ", made up" * (outliers is None and classifier.likelihood_.outside is not None),
+        "accuracy": f"{100 * found['accuracy']:.1f} % of those held out",
+        "kept": f"{100 * found['kept']:.1f} % of the {found['tuned']:,} that the threshold was not chosen by",
+        "training": f"{found['method']}, {found['epochs']} epochs, {found['seconds']:.0f} s",
+    }
+
+
+def _open_for(classifier: "Classifier", path: Path, labelled: bool = False, label: str | None = None) -> "Inputs":
+    """Inputs as the model was fitted to: its columns, its size of pictures."""
+    from demur.classifier.preprocessing import Pictures
+    from demur.inputs import open_inputs, unnamed
+
+    fitted = classifier.preprocessing_
+    channels, *size = fitted.shape if isinstance(fitted, Pictures) else (None,)
+    columns = tuple(getattr(classifier, "feature_names_in_", ()))
+    given = open_inputs(
+        path,
+        labelled=labelled,
+        label=label,
+        columns=columns,
+        channels=channels,
+        size=(size[0], size[1]) if size else None,
+    )
+    if given.kind != fitted.kind:
+        raise ValueError(f"{path} holds {given.kind}, the model is for {fitted.kind}; give it what it was fitted to")
+    return given if columns else unnamed(given)
+
+
+@contextmanager
+def _whole_or_not_at_all(out: Path | None) -> Iterator[TextIO]:
+    """Standard output, or a file that gets its name once it is whole."""
+    if out is None:
+        yield sys.stdout
+        return
+    unfinished = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        with unfinished.open("w", encoding="utf-8", newline="") as file:
+            yield file
+        os.replace(unfinished, out)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def _counting(what: str, shown: bool = True) -> Iterator[Callable[[int], None]]:
+    """How many inputs are done, on a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}: {task.completed:,.0f} inputs"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
+        line = bar.add_task(what, total=None)
+        yield lambda done: bar.advance(line, done)
+
+
 def _check_writable(path: Path | None) -> None:
     """Before anything is computed that would be lost."""
     if path is None:
@@ -339,7 +656,7 @@ def _check_writable(path: Path | None) -> None:
     folder = path.absolute().parent
     if not folder.is_dir():
         raise ValueError(f"the folder of {path} does not exist; create it first")
-    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+    if (path.exists() and not path.is_file()) or not os.access(path if path.exists() else folder, os.W_OK):
         raise ValueError(f"{path} cannot be written to; name another file")
 
 

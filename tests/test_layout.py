@@ -11,11 +11,11 @@ PACKAGE = Path(demur.__file__).parent
 LEVELS = (
     ("names", "streams"),
     ("checkpoint", "likelihoods", "networks", "tasks", "posterior", "metrics"),
-    ("training", "predictive"),
+    ("training", "predictive", "model_file", "inputs"),
     ("inference",),
     ("method",),
-    ("study",),
-    ("report", "audit"),
+    ("classifier", "study"),
+    ("report", "audit", "bench", "export"),
     ("cli",),
 )
 

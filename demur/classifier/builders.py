@@ -1,0 +1,108 @@
+"""Networks by name, fitted to the data, that a model file can name too; and foreign networks brought to our form."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from inspect import signature
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from demur.names import choose
+from demur.networks import CONVOLUTIONS, HeadedNetwork, Network, gru, lenet, mlp, wide_resnet
+from demur.tasks.base import as_input
+
+
+def convnet(num_outputs: int, *, channels: int = 3, widths: Sequence[int] = (32, 64, 128)) -> nn.Module:
+    """3x3 convolutions, each halving the picture, and their average over it: for pictures of any size."""
+    layers: list[nn.Module] = []
+    for fan_in, fan_out in zip((channels, *widths), widths, strict=False):
+        layers += [nn.Conv2d(fan_in, fan_out, 3, padding=1), nn.BatchNorm2d(fan_out), nn.ReLU()]
+        layers += [nn.MaxPool2d(2, ceil_mode=True)]
+    features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return HeadedNetwork(features, widths[-1], num_outputs).to(memory_format=CONVOLUTIONS)  # type: ignore[call-overload]
+
+
+BUILDERS: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
+    {"mlp": mlp, "lenet": lenet, "convnet": convnet, "wide_resnet": wide_resnet, "gru": gru}
+)
+
+# what each kind of data says of the networks that it can be given to; shape is that of one input, or the vocabulary
+ARGUMENTS: Mapping[str, Mapping[str, Callable[[Sequence[int]], dict[str, Any]]]] = MappingProxyType(
+    {
+        "rows": {"mlp": lambda shape: {"inputs": shape[0]}},
+        "pictures": {
+            "mlp": lambda shape: {"inputs": math.prod(shape)},
+            "lenet": lambda shape: {"channels": shape[0], "size": _side(shape)},
+            "convnet": lambda shape: {"channels": shape[0]},
+            "wide_resnet": lambda shape: {"channels": shape[0]},
+        },
+        "texts": {"gru": lambda shape: {"vocabulary": shape[0]}},
+    }
+)
+
+
+def _side(shape: Sequence[int]) -> int:
+    if shape[1] != shape[2] or shape[1] < 4:
+        raise ValueError(f"pictures of {shape[1]}x{shape[2]} do not fit network 'lenet'; choose 'convnet'")
+    return shape[1]
+
+
+def builder(name: str, kind: str, shape: Sequence[int]) -> Network:
+    """The network of that name for inputs of that shape."""
+    arguments = choose(ARGUMENTS[kind], name, f"network for {kind}")(shape)
+    return partial(BUILDERS[name], **arguments)
+
+
+def described(network: Network) -> dict[str, Any] | None:
+    """A builder of ours and its arguments, for a model file; None for anything else."""
+    if not isinstance(network, partial) or network.args:
+        return None
+    names = [name for name, known in BUILDERS.items() if known is network.func]
+    return {"name": names[0], "arguments": dict(network.keywords)} if names else None
+
+
+def from_description(saved: Mapping[str, Any]) -> Network:
+    return partial(choose(BUILDERS, saved["name"], "network"), **saved["arguments"])
+
+
+def forward(model: nn.Module, x: Tensor) -> Any:
+    """What the model returns; Hugging Face's are told which token numbers are padding: 0."""
+    masked = not x.is_floating_point() and "attention_mask" in signature(model.forward).parameters
+    return model(x, attention_mask=(x != 0).long()) if masked else model(x)
+
+
+class Logits(nn.Module):
+    """A network that returns an object with `.logits`, as Hugging Face's do."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return forward(self.model, x).logits
+
+
+def logits_of(model: nn.Module, x: Tensor) -> tuple[Tensor, bool]:
+    """Logits of a few inputs, and whether they are an attribute of what the model returns; refused if neither."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        output = forward(model.to(x.device).eval(), as_input(x))
+    is_attribute = not isinstance(output, Tensor)
+    logits = getattr(output, "logits", None) if is_attribute else output
+    if not isinstance(logits, Tensor):
+        raise ValueError(
+            f"the network returned a {type(output).__name__}; it must return a tensor of logits, or an object that "
+            "has one as `.logits`"
+        )
+    return logits, is_attribute
+
+
+def wrapped(network: Network) -> Network:
+    """The same networks, returning plain logits."""
+    return partial(_wrap, network)
+
+
+def _wrap(network: Network, num_outputs: int) -> nn.Module:
+    return Logits(network(num_outputs))

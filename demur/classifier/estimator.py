@@ -1,0 +1,359 @@
+"""`Classifier`: fit, predict and decide on numpy, torch or pandas, by the same loop and average as everything else."""
+
+import math
+import warnings
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import assert_all_finite, check_random_state, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+import demur
+from demur.classifier import preprocessing as kinds
+from demur.classifier.builders import described, logits_of, wrapped
+from demur.classifier.decision import (
+    UNKNOWN,
+    UNSURE,
+    Thresholds,
+    calibrated,
+    default_score,
+    is_unknown,
+    least_count,
+    score_of,
+)
+from demur.classifier.saved import (
+    check_size,
+    check_types,
+    labels_from_json,
+    labels_to_json,
+    likelihood_from_json,
+    likelihood_to_json,
+    parameters_to_json,
+    restored_network,
+    telling_damage,
+)
+from demur.inference import Inference, Laplace
+from demur.method import Method, parse_method
+from demur.metrics import Array, Prediction, accuracy
+from demur.model_file import read_model, write_model
+from demur.names import choose
+from demur.networks import Network
+from demur.posterior import load as load_posterior
+from demur.predictive import predict
+from demur.streams import generator_for
+from demur.tasks.base import Fixed, OutlierSource, Recipe, Split, Task, check_finite
+from demur.tasks.made import made_up
+
+TUNING = 19  # inliers that a prior can be tuned with, where there are few
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What there is to say of N inputs: a decision (a label, "unsure" or "unknown"), the most probable class whatever
+    the decision, its probability given that it is one of the classes, and the score that is refused by."""
+
+    decision: np.ndarray
+    label: np.ndarray
+    probability: Array
+    outlier_score: Array
+
+
+class Classifier(ClassifierMixin, BaseEstimator):
+    """A Bayesian neural network that has been shown outliers, behind scikit-learn's interface.
+
+    `method` is a name such as `la+nc`, or a `demur.Method` for other hyperparameters. `network` is a function from the
+    head size to an `nn.Module`, the name of one of the package's (`mlp`, `lenet`, `convnet`, `wide_resnet`, `gru`), or
+    None for the one that goes with the kind of data. `kind` says what X is: `rows`, `pictures`, `texts`, or `ready` for
+    arrays that the network takes as they are; `auto` looks at X. Of the inliers the share `validation`, at the least
+    enough for the guarantee, is held out: half to tune a prior, half to calibrate the threshold that keeps the share
+    `keep`. None for `epochs`, `batch_size` and `lr` means what goes with the kind and the amount of data.
+
+    After fit: `classes_`, `posterior_`, `likelihood_`, `preprocessing_`, `thresholds_`; `held_out_`, the rows of X that
+    were not trained with; `report_`, a dict of what was measured on them; for rows also `n_features_in_` and, from a
+    data frame, `feature_names_in_`.
+    """
+
+    def __init__(
+        self,
+        method: str | Method = "la+nc",
+        network: str | Network | None = None,
+        *,
+        kind: str = "auto",
+        keep: float = 0.95,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        validation: float = 0.1,
+        device: str = "auto",
+        random_state: int | np.random.RandomState | None = 0,
+    ) -> None:
+        self.method = method
+        self.network = network
+        self.kind = kind
+        self.keep = keep
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.validation = validation
+        self.device = device
+        self.random_state = random_state
+
+    # learning ------------------------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any, outliers: Any = None) -> Self:
+        """Learn the classes of X, and what belongs to none from `outliers`.
+
+        These are inputs like X, the name of made-up ones (rows: `columns`, `box`; pictures: `smooth`, `patches`; texts:
+        `words`; `a+b` is a mix), or None: made-up ones if the method trains with outliers at all. Real outliers, of any
+        sort that is easy to come by, do better.
+        """
+        started = perf_counter()
+        self._check_parameters()
+        method = parse_method(self.method) if isinstance(self.method, str) else self.method
+        kind = kinds.kind_of(X) if self.kind == "auto" else self.kind
+        preprocessing = choose(kinds.KINDS, kind, "kind of data")
+        gathered = self._gathered(X, kind)
+        codes = self._learn_classes(y, len(gathered))
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        train, tuning, calibration = divided(codes, self.validation, self.keep, seed)
+        self.held_out_ = torch.cat([tuning, calibration]).numpy()
+        self.preprocessing_ = preprocessing.of(_rows(gathered, train))
+        self.likelihood_ = method.likelihood(len(self.classes_))
+
+        def split(rows: Tensor) -> Split:
+            return Split(self.preprocessing_.read(_rows(gathered, rows)), codes[rows])
+
+        inside, tuned, calibrating = split(train), split(tuning), split(calibration)
+        name, source = self._outliers(outliers, inside.x)
+        task = Task("your data", tuple(map(str, self.classes_)), inside, tuned, tuned, source, {}, trained_with=name)
+        self.network_, self.wraps_logits_ = self._network(inside.x[:2])
+        recipe = self._recipe(len(train), seed)
+        inference = fitting_inference(method, self.network_, self.likelihood_.num_outputs)
+        self.posterior_ = inference.fit(self.network_, self.likelihood_, task.to(self._torch_device()), recipe)
+        to_calibrate = self._predicted(calibrating.x)
+        self.thresholds_ = calibrated(to_calibrate, default_score(self.likelihood_), self.keep)
+
+        to_tune = self._predicted(tuned.x)
+        right = accuracy(to_tune, tuned.y) * len(tuned) + accuracy(to_calibrate, calibrating.y) * len(calibrating)
+        self.report_: dict[str, Any] = {
+            "method": method.name,
+            "trained": len(train),
+            "tuned": len(tuning),
+            "calibrated": len(calibration),
+            "accuracy": right / len(self.held_out_),
+            "kept": 1 - float(self.thresholds_.refused(to_tune).mean()),  # of those that it was not chosen by
+            "guaranteed": self.thresholds_.guaranteed,
+            "outliers": name,
+            "epochs": recipe.epochs,
+            "seconds": perf_counter() - started,
+        }
+        return self
+
+    def _check_parameters(self) -> None:
+        for name in ("keep", "validation"):
+            value = getattr(self, name)
+            if not 0 < value < 1:
+                raise ValueError(f"{name} {value!r} is not between 0 and 1; it is a share of the inliers")
+
+    def _learn_classes(self, y: Any, count: int) -> Tensor:
+        """Sets `classes_`; the labels as their indices."""
+        if y is None:
+            raise ValueError("Classifier requires y to be passed, but the target y is None; give one label an input")
+        labels = column_or_1d(y.numpy(force=True) if isinstance(y, Tensor) else y, warn=True)
+        if len(labels) != count:
+            raise ValueError(f"X has {count} inputs and y {len(labels)} labels; give one label an input")
+        assert_all_finite(labels, input_name="y")
+        check_classification_targets(labels)
+        self.classes_, codes = np.unique(labels, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y has 1 class, {self.classes_[0]!r}; a classifier needs at least 2")
+        if overlap := {UNSURE, UNKNOWN} & set(map(str, self.classes_)):
+            raise ValueError(f"y has a class named {overlap.pop()!r}, which is what refusals are called; rename it")
+        return torch.from_numpy(codes)
+
+    def _gathered(self, X: Any, kind: str, what: str = "X", fitting: bool = True) -> Any:
+        """X as something that rows can be taken from; for tables this is where scikit-learn's own checks are made."""
+        if kind == "texts":
+            return kinds.strings(X, what)
+        if kind == "pictures":
+            return kinds.grey_values(X, what)
+        if kind == "ready":
+            return kinds.as_tensor(X, what)
+        if isinstance(X, Tensor):
+            X = X.numpy(force=True)
+        rows = validate_data(self, X, reset=fitting, dtype=np.float64, ensure_all_finite=False)
+        check_finite(what, torch.from_numpy(np.array(rows)))
+        return rows
+
+    def _outliers(self, outliers: Any, inliers: Tensor) -> tuple[str, OutlierSource]:
+        if self.likelihood_.outside is None:
+            if outliers is not None:
+                raise ValueError(
+                    f"outliers were given, but method {self.method!r} does not train with them; choose one with '+nc', "
+                    "'+sl', '+ml' or '+oe', or leave them out"
+                )
+            return "none", Fixed(inliers[:1])  # a task has some; nothing looks at them
+        if outliers is None or isinstance(outliers, str):
+            if self.preprocessing_.made_from == "texts":
+                warnings.warn(
+                    "outliers of texts are made up from their own words; real ones do better: any other texts at all, "
+                    "as fit(X, y, outliers=texts)",
+                    stacklevel=3,
+                )
+            return made_up(self.preprocessing_.made_from, outliers, inliers)
+        given = self._inputs(outliers, "outliers")
+        return f"{len(given)} given", Fixed(given)
+
+    def _network(self, x: Tensor) -> tuple[Network, bool]:
+        """The function that makes the network, and whether what it makes returns objects with `.logits`."""
+        if self.network is None or isinstance(self.network, str):
+            return self.preprocessing_.network(self.network), False
+        with torch.random.fork_rng(devices=[]):
+            _, wraps = logits_of(self.network(self.likelihood_.num_outputs), x)
+        return (wrapped(self.network) if wraps else self.network), wraps
+
+    def _recipe(self, count: int, seed: int) -> Recipe:
+        asked = {name: getattr(self, name) for name in ("epochs", "batch_size", "lr")}
+        given = {name: value for name, value in asked.items() if value is not None}
+        return replace(self.preprocessing_.recipe(count), seed=seed, **given)
+
+    def _torch_device(self) -> torch.device:
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(self.device)
+
+    # answering -----------------------------------------------------------------------------------------------------
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of each input; it refuses nothing, `decide` does."""
+        best = self._prediction(X).probs.argmax(1)
+        return self.classes_[best.numpy()]
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities of the classes, in the order of `classes_`, given that it is one of them; rows sum to one.
+
+        With a none class they have been divided by 1 - its probability, which `outlier_score(X, "none")` tells.
+        """
+        return _class_probs(self._prediction(X))
+
+    def outlier_score(self, X: Any, score: str | None = None) -> Array:
+        """High for outliers: the score that is refused by, or any of `demur.SCORES` by name."""
+        prediction = self._prediction(X)
+        return score_of(prediction, score or self.thresholds_.score)
+
+    def decide(self, X: Any) -> np.ndarray:
+        """For each input its label, "unsure" or "unknown": (N,) of objects."""
+        return self.predict_all(X).decision
+
+    def predict_all(self, X: Any) -> Answers:
+        """Everything in one pass."""
+        prediction = self._prediction(X)
+        probs = _class_probs(prediction)
+        label = self.classes_[probs.argmax(1)]
+        decision = label.astype(object)
+        decision[self.thresholds_.refused(prediction)] = UNSURE
+        decision[self.thresholds_.refused(prediction) & is_unknown(prediction)] = UNKNOWN
+        return Answers(decision, label, probs.max(1), score_of(prediction, self.thresholds_.score))
+
+    def _inputs(self, X: Any, what: str = "X") -> Tensor:
+        return self.preprocessing_.read(self._gathered(X, self.preprocessing_.kind, what, fitting=False), what)
+
+    def _prediction(self, X: Any) -> Prediction:
+        check_is_fitted(self)
+        return self._predicted(self._inputs(X))
+
+    def _predicted(self, x: Tensor) -> Prediction:
+        return predict(self.posterior_, self.likelihood_, x.to(self._torch_device()))
+
+    # the model file ------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write the model to a folder, or to one file if the name ends in `.demur`."""
+        check_is_fitted(self)
+        write_model(
+            path,
+            {
+                "parameters": parameters_to_json(self.get_params() | {"method": self.report_["method"]}),
+                "classes": labels_to_json(self.classes_),
+                "columns": [str(name) for name in getattr(self, "feature_names_in_", [])],
+                "likelihood": likelihood_to_json(self.likelihood_),
+                "preprocessing": kinds.to_json(self.preprocessing_),
+                "network": described(self.network_),
+                "wraps_logits": self.wraps_logits_,
+                "thresholds": asdict(self.thresholds_),
+                "report": self.report_,
+                "versions": {"demur": demur.__version__, "torch": torch.__version__},
+            },
+            self.posterior_,
+        )
+
+    @classmethod
+    def load(cls, path: str | Path, network: Network | None = None, *, device: str = "auto") -> "Classifier":
+        """Read a model back; `network` is needed where it was fitted with a function of your own."""
+        with read_model(path) as (saved, posterior), telling_damage(path):
+            model = cls(**saved["parameters"] | {"device": device})
+            model.network = network or model.network
+            model.classes_ = labels_from_json(saved["classes"])
+            model.likelihood_ = likelihood_from_json(saved["likelihood"])
+            model.preprocessing_ = kinds.from_json(saved["preprocessing"])
+            if isinstance(model.preprocessing_, kinds.Rows):
+                model.n_features_in_ = len(model.preprocessing_.mean)
+            if saved["columns"]:
+                model.feature_names_in_ = np.array([*map(str, saved["columns"])], dtype=object)
+            model.network_, model.wraps_logits_ = restored_network(saved, network, path), saved["wraps_logits"]
+            model.thresholds_ = Thresholds(**saved["thresholds"])
+            model.report_ = saved["report"]
+            check_types(model.preprocessing_, model.thresholds_)
+            named = len(model.classes_), len(saved["columns"] or getattr(model.preprocessing_, "mean", ()))
+            if named != (model.likelihood_.num_classes, getattr(model, "n_features_in_", 0)):
+                raise ValueError(f"{path} is damaged: it has other classes or columns than its network; save it anew")
+            build = partial(model.network_, model.likelihood_.num_outputs)
+            if network is None:
+                check_size(build, posterior)
+            model.posterior_ = load_posterior(posterior, build, model._torch_device())
+        return model
+
+
+def divided(labels: Tensor, share: float, keep: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows to train, to tune and to calibrate with, at random; one of each class is trained with whatever happens."""
+    count = len(labels)
+    order = torch.randperm(count, generator=generator_for("held out", seed))
+    first = torch.tensor([int((labels[order] == code).nonzero()[0]) for code in labels.unique()])
+    free = torch.ones(count, dtype=torch.bool).index_fill_(0, first, False)
+    each = math.ceil(share * count / 2)
+    calibration = min(max(each, least_count(keep)), count // 3)
+    tuning = min(max(each, min(TUNING, count // 10)), count // 3)
+    held_out = order[free][: tuning + calibration]
+    if len(held_out) < 2:
+        raise ValueError(f"{count} inputs (n_samples={count}) are too few: some must be held out; give at least 6")
+    calibration = max(1, min(calibration, len(held_out) - 1))
+    train = order[~torch.isin(order, held_out)]
+    return train, held_out[calibration:], held_out[:calibration]
+
+
+def fitting_inference(method: Method, network: Network, num_outputs: int) -> Inference:
+    """The method's own, but over the head alone where the trunk is recurrent: its curvature has no fast rule."""
+    if method.inference != Laplace():
+        return method.inference
+    with torch.random.fork_rng(devices=[]):
+        modules = list(network(num_outputs).modules())
+    return Laplace(over="head") if any(isinstance(module, nn.RNNBase) for module in modules) else method.inference
+
+
+def _rows(gathered: Any, rows: Tensor) -> Any:
+    return [gathered[row] for row in rows.tolist()] if isinstance(gathered, list) else gathered[rows.numpy()]
+
+
+def _class_probs(prediction: Prediction) -> Array:
+    probs = prediction.probs.double()
+    total = probs.sum(1, keepdim=True)
+    # far from all data "none" has everything, to the last bit; then one class is as good as another
+    return torch.where(total > 0, probs / total, 1 / probs.shape[1]).numpy(force=True)

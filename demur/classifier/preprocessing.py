@@ -1,0 +1,235 @@
+"""What people have, as the tensors that networks take: rows, pictures, texts, or arrays that are ready as they are.
+
+Each kind is a frozen dataclass of numbers and strings alone, so that a model file can hold it. It is learned from the
+training data (`of`); it makes tensors (N, ...) of later data, or refuses it, calling it `what` (`read`); and it has
+defaults: the package's network of some name fitted to the data (`network`), a recipe for that many inputs (`recipe`),
+and the kind of made-up outliers that goes with it (`made_from`).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from demur.classifier.builders import builder
+from demur.names import choose
+from demur.networks import Network
+from demur.tasks.base import Recipe, as_input, check_finite
+from demur.tasks.text import Vocabulary, levelled
+
+FARTHEST = 1e6  # deviations from the mean; beyond, float32 would lose the rest of the row
+LONGEST = 256  # words of a text
+
+
+def as_tensor(X: Any, what: str) -> Tensor:
+    """Numbers as a tensor on the CPU: uint8, int64 or float32."""
+    if isinstance(X, Tensor):
+        X = X.numpy(force=True)
+    array = np.asarray(X)
+    if array.dtype.kind not in "iuf":
+        raise ValueError(f"{what} is of dtype {array.dtype}; give numbers")
+    if array.dtype == np.uint8:
+        return torch.from_numpy(array.copy())
+    return torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else np.int64))
+
+
+def steps_to_epochs(steps: int, count: int, batch_size: int, least: int, most: int) -> int:
+    return min(max(math.ceil(steps * batch_size / count), least), most)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Numbers in columns, standardised by the training data's means and deviations."""
+
+    mean: tuple[float, ...]
+    scale: tuple[float, ...]
+    kind: ClassVar[str] = "rows"
+    made_from: ClassVar[str] = "rows"
+
+    @classmethod
+    def of(cls, x: Any) -> "Rows":
+        x = np.asarray(x, dtype=np.float64)
+        deviation = x.std(0)
+        # a column that does not vary, or only by rounding, has no scale
+        constant = deviation <= 1e-12 * np.abs(x).max(0)
+        return cls(tuple(x.mean(0).tolist()), tuple(np.where(constant, 1.0, deviation).tolist()))
+
+    def read(self, X: Any, what: str = "X") -> Tensor:
+        array = np.asarray(X, dtype=np.float64)
+        with np.errstate(over="ignore"):
+            standard = (array - np.array(self.mean)) / np.array(self.scale)
+        return torch.from_numpy(standard.clip(-FARTHEST, FARTHEST).astype(np.float32))
+
+    def network(self, name: str | None) -> Network:
+        return builder(name or "mlp", self.kind, (len(self.mean),))
+
+    def recipe(self, count: int) -> Recipe:
+        batch_size = min(128, max(16, count // 8))
+        return Recipe(epochs=steps_to_epochs(2000, count, batch_size, 10, 200), batch_size=batch_size)
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Grey values: whole numbers 0 to 255 (uint8), or floats from 0 to 1."""
+
+    shape: tuple[int, ...]  # channels, height, width
+    whole: bool  # whether training pictures are uint8
+    kind: ClassVar[str] = "pictures"
+    made_from: ClassVar[str] = "pictures"
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != 3 or not all(0 < side < 2**16 for side in self.shape):
+            raise ValueError(f"shape {self.shape} is not that of a picture; it has channels, height and width")
+
+    @classmethod
+    def of(cls, x: Any) -> "Pictures":
+        pictures = grey_values(x, "X")
+        return cls(tuple(pictures.shape[1:]), pictures.dtype == torch.uint8)
+
+    def read(self, X: Any, what: str = "X") -> Tensor:
+        pictures = grey_values(X, what)
+        if tuple(pictures.shape[1:]) != self.shape:
+            raise ValueError(
+                f"{what} has pictures of shape {tuple(pictures.shape[1:])}, the training pictures had {self.shape} "
+                "(channels, height, width); bring them to that"
+            )
+        if self.whole == (pictures.dtype == torch.uint8):
+            return pictures
+        return (255 * pictures).round().to(torch.uint8) if self.whole else as_input(pictures)
+
+    def network(self, name: str | None) -> Network:
+        _, height, width = self.shape
+        fits = height == width and 12 <= height <= 40
+        return builder(name or ("lenet" if fits else "convnet"), self.kind, self.shape)
+
+    def recipe(self, count: int) -> Recipe:
+        return Recipe(epochs=steps_to_epochs(600, count, 128, 8, 100))
+
+
+def grey_values(X: Any, what: str) -> Tensor:
+    """(N, C, H, W) or (N, H, W) to (N, C, H, W), uint8 or float32 in [0, 1]."""
+    x = as_tensor(X, what)
+    if x.dim() == 3:
+        x = x.unsqueeze(1)
+    if x.dim() != 4:
+        raise ValueError(f"{what} has shape {tuple(x.shape)}; pictures are (N, C, H, W), or (N, H, W) if grey")
+    if x.shape[3] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
+        raise ValueError(
+            f"{what} has shape {tuple(x.shape)}, channels last; pictures are (N, C, H, W): X.transpose(0, 3, 1, 2)"
+        )
+    if x.dtype == torch.uint8:
+        return x
+    check_finite(what, x)
+    if x.numel() and (x.min() < 0 or x.max() > (1 if x.is_floating_point() else 255)):
+        raise ValueError(
+            f"{what} has values from {x.min().item():g} to {x.max().item():g}; pictures are whole numbers from 0 to "
+            "255 or floats from 0 to 1"
+        )
+    return x.float() if x.is_floating_point() else x.to(torch.uint8)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Sentences as the numbers of their words, by the training data's vocabulary."""
+
+    words: tuple[str, ...]
+    width: int  # words of a text; longer ones lose their ends
+    kind: ClassVar[str] = "texts"
+    made_from: ClassVar[str] = "texts"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.width <= LONGEST:
+            raise ValueError(f"width {self.width} is not between 1 and {LONGEST}, the most words of a text")
+
+    @classmethod
+    def of(cls, x: Any) -> "Texts":
+        sentences = [levelled(text) for text in strings(x, "X")]
+        return cls(Vocabulary.of(sentences).words, min(LONGEST, max(1, *map(len, sentences))))
+
+    def read(self, X: Any, what: str = "X") -> Tensor:
+        return Vocabulary(self.words).encode(map(levelled, strings(X, what)), self.width)
+
+    def network(self, name: str | None) -> Network:
+        return builder(name or "gru", self.kind, (len(self.words),))
+
+    def recipe(self, count: int) -> Recipe:
+        return Recipe(epochs=steps_to_epochs(800, count, 64, 5, 50), batch_size=64, lr=0.01, cosine="epoch")
+
+
+def strings(X: Any, what: str) -> list[str]:
+    """X as a list of strings, or an error that says where it is something else."""
+    if isinstance(X, str):
+        raise ValueError(f"{what} is one string; give a list of strings")
+    texts = list(X)
+    for row, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"{what} has a {type(text).__name__} in row {row}; give a list of strings")
+    return texts
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Arrays as the network takes them, token numbers included; only their shape is checked."""
+
+    shape: tuple[int, ...]
+    floating: bool
+    kind: ClassVar[str] = "ready"
+
+    @property
+    def made_from(self) -> str:
+        if not self.floating:
+            return "texts"
+        return "pictures" if len(self.shape) == 3 else "rows"
+
+    @classmethod
+    def of(cls, x: Any) -> "Ready":
+        tensor = as_tensor(x, "X")
+        return cls(tuple(tensor.shape[1:]), tensor.is_floating_point() or tensor.dtype == torch.uint8)
+
+    def read(self, X: Any, what: str = "X") -> Tensor:
+        x = as_tensor(X, what)
+        floating = x.is_floating_point() or x.dtype == torch.uint8
+        if tuple(x.shape[1:]) != self.shape or floating != self.floating:
+            raise ValueError(
+                f"{what} has inputs of shape {tuple(x.shape[1:])} and dtype {x.dtype}, the training data had "
+                f"{self.shape}, {'floats' if self.floating else 'whole numbers'}; bring them to that"
+            )
+        check_finite(what, x)
+        return as_input(x)
+
+    def network(self, name: str | None) -> Network:
+        raise ValueError(
+            f"network {name!r} cannot be fitted to inputs that are ready; give a function of the head size"
+        )
+
+    def recipe(self, count: int) -> Recipe:
+        return Recipe(epochs=steps_to_epochs(600, count, 64, 3, 50), batch_size=64)
+
+
+Preprocessing = Rows | Pictures | Texts | Ready
+KINDS: Mapping[str, type[Preprocessing]] = MappingProxyType(
+    {"rows": Rows, "pictures": Pictures, "texts": Texts, "ready": Ready}
+)
+
+
+def kind_of(X: Any) -> str:
+    """Strings are texts, three or four dimensions are pictures, everything else is rows."""
+    values = X if hasattr(X, "ndim") else np.asarray(X, dtype=object)
+    if values.ndim == 1 and len(values) and all(isinstance(value, str) for value in values):
+        return "texts"
+    return "pictures" if values.ndim in (3, 4) else "rows"
+
+
+def to_json(preprocessing: Preprocessing) -> dict[str, Any]:
+    return {"kind": preprocessing.kind, **asdict(preprocessing)}
+
+
+def from_json(saved: Mapping[str, Any]) -> Preprocessing:
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()}
+    del values["kind"]
+    return choose(KINDS, saved["kind"], "kind of data")(**values)

@@ -1,0 +1,334 @@
+"""One model on your own data: what it gets right, what it refuses, how well its scores tell outliers from inliers."""
+
+import csv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from html import escape
+from importlib.resources import files
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from torch import Tensor
+
+from demur.classifier import Classifier
+from demur.classifier.decision import REFUSAL_SCORES, Thresholds, is_unknown, score_of
+from demur.inputs import Inputs, listed
+from demur.metrics import BINS, METRICS, Array, Prediction, Separation, calibration, max_prob_score
+from demur.predictive import predict
+from demur.report.figures import INSIDE, OUTSIDE, save_figure
+from demur.report.figures import _drawing as drawing
+from demur.report.figures import _panels as panels
+from demur.report.page import _figure as html_figure
+
+SHOWN = {"accuracy": "accuracy (%)", "ece": "ECE (%)", "brier": "Brier score", "nll": "NLL (nats)"}
+AGAINST = {"fpr95": "FPR95", "auroc": "AUROC", "aupr": "AUPR"}
+INLIERS = "inliers"
+COLOURS = dict(zip(REFUSAL_SCORES, (OUTSIDE, INSIDE, "#009e73", "#e69f00", "#999999"), strict=True))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Predictions of a model for labelled inputs and for sets of outliers, and the threshold that it refuses by."""
+
+    model: str
+    classes: tuple[str, ...]
+    thresholds: Thresholds
+    inside: Prediction
+    y: Tensor
+    ood: Mapping[str, Prediction]
+
+    @cached_property
+    def given_a_class(self) -> Prediction:
+        """The probabilities that the model reports: of each class, given that it is one of them."""
+        total = self.inside.probs.sum(1, keepdim=True)
+        probs = torch.where(total > 0, self.inside.probs / total, 1 / len(self.classes))
+        return replace(self.inside, probs=probs, none=None)
+
+    @cached_property
+    def metrics(self) -> dict[str, float]:
+        return {name: METRICS[name](self.given_a_class, self.y) for name in SHOWN}
+
+    @cached_property
+    def decisions(self) -> dict[str, dict[str, float]]:
+        """For the inliers and every set of outliers, the shares that get a label, `unsure` and `unknown`."""
+        shares = {}
+        for name, prediction in {INLIERS: self.inside, **self.ood}.items():
+            refused, unknown = self.thresholds.refused(prediction), is_unknown(prediction)
+            shares[name] = {
+                "kept": float(1 - refused.mean()),
+                "unsure": float((refused & ~unknown).mean()),
+                "unknown": float((refused & unknown).mean()),
+            }
+        return shares
+
+    @cached_property
+    def accuracy_of_kept(self) -> float:
+        """nan where nothing is kept."""
+        kept = ~self.thresholds.refused(self.inside)
+        return float(self.right[kept].mean()) if kept.any() else float("nan")
+
+    @cached_property
+    def by_class(self) -> dict[str, dict[str, float]]:
+        kept, y = ~self.thresholds.refused(self.inside), self.y.numpy(force=True)
+        rows = {name: y == number for number, name in enumerate(self.classes)}
+        return {
+            name: {"count": int(mine.sum()), "accuracy": self.right[mine].mean(), "kept": kept[mine].mean()}
+            for name, mine in rows.items()
+            if mine.any()
+        }
+
+    @cached_property
+    def against(self) -> dict[str, dict[str, dict[str, float]]]:
+        """By set of outliers and score: FPR95, AUROC and AUPR, inliers being the positive ones."""
+        return {
+            name: {
+                score: {metric: getattr(Separation(-inside, -outside), metric) for metric in AGAINST}
+                for score, inside, outside in scored(self.inside, prediction)
+            }
+            for name, prediction in self.ood.items()
+        }
+
+    @property
+    def right(self) -> np.ndarray:
+        return self.inside.probs.argmax(1).numpy(force=True) == self.y.numpy(force=True)
+
+
+def evaluate(
+    model: str,
+    classifier: Classifier,
+    inside: Inputs,
+    ood: Mapping[str, Inputs],
+    device: str,
+    count: Callable[[int], None],
+) -> Evaluation:
+    """Predict everything, a batch at a time; `count` is told how many inputs are done."""
+
+    def predicted(inputs: Inputs) -> tuple[Prediction, list[str]]:
+        parts, labels = [], []
+        for batch in inputs.batches:
+            x = classifier.preprocessing_.read(batch.x).to(device)
+            parts.append(predict(classifier.posterior_, classifier.likelihood_, x))
+            labels += batch.y or []
+            count(len(batch.names))
+        return joined(parts), labels
+
+    classes = tuple(map(str, classifier.classes_))
+    prediction, labels = predicted(inside)
+    number = {name: code for code, name in enumerate(classes)}
+    stranger = next((label for label in labels if label not in number), None)
+    if stranger is not None:
+        raise ValueError(
+            f"label {stranger!r} is none of the model's classes ({listed(classes)}); "
+            "give inputs of other classes apart, with --ood"
+        )
+    y = torch.tensor([number[label] for label in labels])
+    others = {name: predicted(inputs)[0] for name, inputs in ood.items()}
+    return Evaluation(model, classes, classifier.thresholds_, prediction, y, others)
+
+
+def joined(parts: Sequence[Prediction]) -> Prediction:
+    none = [part.none for part in parts if part.none is not None]
+    return Prediction(
+        torch.cat([part.probs for part in parts]),
+        torch.cat(none) if none else None,
+        torch.cat([part.expected_entropy for part in parts]),
+    )
+
+
+def scored(inside: Prediction, outside: Prediction) -> Iterator[tuple[str, Array, Array]]:
+    """Every score that the model has, on both."""
+    for name, score in REFUSAL_SCORES.items():
+        values, others = score(inside), score(outside)
+        if values is not None and others is not None:
+            yield name, values, others
+
+
+def write_evaluation(evaluation: Evaluation, out: Path) -> None:
+    """figures.csv with every number, figures/ and index.html."""
+    (out / "figures").mkdir(parents=True, exist_ok=True)
+    (out / "figures.csv").write_text(as_csv(evaluation), "utf-8")
+    drawn = {}
+    for name, (caption, figure) in draw(evaluation).items():
+        save_figure(figure, out / "figures" / name)
+        drawn[name] = caption
+    (out / "index.html").write_text(page(evaluation, drawn, out / "figures"), "utf-8")
+
+
+def as_csv(evaluation: Evaluation) -> str:
+    """One figure a line, as a fraction in full precision."""
+    rows: list[tuple[str, str, str, float]] = [(INLIERS, "", name, value) for name, value in evaluation.metrics.items()]
+    rows.append((INLIERS, "", "accuracy_of_kept", evaluation.accuracy_of_kept))
+    rows += [(of, "", name, share) for of, shares in evaluation.decisions.items() for name, share in shares.items()]
+    rows += [
+        (of, score, metric, value)
+        for of, by_score in evaluation.against.items()
+        for score, figures in by_score.items()
+        for metric, value in figures.items()
+    ]
+    written = StringIO()
+    writer = csv.writer(written, lineterminator="\n")
+    writer.writerow(("set", "score", "metric", "value"))
+    writer.writerows((*place, repr(float(value))) for *place, value in rows)
+    return written.getvalue()
+
+
+# for the terminal and the page --------------------------------------------------------------------------------------
+
+Lines = tuple[Sequence[str], list[Sequence[str]]]  # a table's head and its rows
+
+
+def per_cent(value: float) -> str:
+    return "-" if np.isnan(value) else f"{100 * value:.1f}"
+
+
+def tables(evaluation: Evaluation) -> dict[str, Lines]:
+    """By title."""
+    figures = [
+        per_cent(evaluation.metrics[name]) if "%" in title else f"{evaluation.metrics[name]:.3f}"
+        for name, title in SHOWN.items()
+    ]
+    made: dict[str, Lines] = {
+        "Inliers": (
+            ("inputs", *SHOWN.values(), "accuracy of what is kept (%)"),
+            [(f"{len(evaluation.y):,}", *figures, per_cent(evaluation.accuracy_of_kept))],
+        ),
+        "Decisions, per cent": (
+            ("set", "inputs", "kept", "unsure", "unknown"),
+            [
+                (name, f"{len(prediction):,}", *map(per_cent, evaluation.decisions[name].values()))
+                for name, prediction in {INLIERS: evaluation.inside, **evaluation.ood}.items()
+            ],
+        ),
+    }
+    if evaluation.ood:
+        made["Outliers by score, per cent"] = (
+            ("set", "score", *AGAINST.values()),
+            [
+                (name, score, *map(per_cent, figures.values()))
+                for name, by_score in evaluation.against.items()
+                for score, figures in by_score.items()
+            ],
+        )
+    return made
+
+
+def sheet(evaluation: Evaluation) -> Group:
+    parts = []
+    for title, (head, rows) in tables(evaluation).items():
+        drawn = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+        for column in head:
+            drawn.add_column(column, justify="left" if column in ("set", "score") else "right")
+        for row in rows:
+            drawn.add_row(*row)
+        parts.append(drawn)
+    return Group(*parts)
+
+
+def draw(evaluation: Evaluation) -> dict[str, tuple[str, Figure]]:
+    """By name, with captions."""
+    drawn = {
+        "reliability": (
+            "Accuracy of the inliers by confidence; the darker a bar, the more inputs it has",
+            draw_reliability(evaluation),
+        )
+    }
+    if evaluation.ood:
+        score = evaluation.thresholds.score
+        drawn["scores"] = (
+            f"Outliers by their rank among the inliers, under the score that is refused by, {score}; inliers would "
+            "lie flat, at the blue line, and refused is what lies right of the black one",
+            draw_scores(evaluation),
+        )
+        drawn["roc"] = ("Inliers kept against outliers kept, as the threshold moves", draw_roc(evaluation))
+    return drawn
+
+
+def draw_reliability(evaluation: Evaluation) -> Figure:
+    """Accuracy by confidence; a bar is as dark as its bin is full."""
+    count, _, accuracy = calibration(-max_prob_score(evaluation.given_a_class), evaluation.right)
+    with drawing(height=2.4) as figure:
+        axis = figure.subplots()
+        axis.plot([0, 1], [0, 1], color="black", linewidth=0.6, linestyle=":")
+        for place in np.flatnonzero(count):
+            alpha = 0.15 + 0.85 * (count[place] / count.max()) ** 0.5
+            axis.bar((place + 0.5) / BINS, accuracy[place], width=0.9 / BINS, color=INSIDE, alpha=alpha)
+        axis.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="confidence", ylabel="accuracy")
+        axis.set_title(f"ECE {per_cent(evaluation.metrics['ece'])} %", pad=2)
+    return figure
+
+
+def draw_scores(evaluation: Evaluation) -> Figure:
+    """Where outliers rank among the inliers by the score that is refused by, a panel a set; inliers would lie flat."""
+    score = evaluation.thresholds.score
+    inside = np.sort(score_of(evaluation.inside, score))
+
+    def rank(values: Array | float) -> Array:
+        return 100 * np.searchsorted(inside, values, "left") / len(inside)
+
+    edges = np.linspace(0, 100, 21)
+    with drawing(height=0.5 + 1.2 * -(-len(evaluation.ood) // 2)) as figure:
+        axes = panels(figure, len(evaluation.ood), columns=min(2, len(evaluation.ood)))
+        for axis, (name, prediction) in zip(axes, evaluation.ood.items(), strict=True):
+            share = np.histogram(rank(score_of(prediction, score)), edges)[0] / len(prediction)
+            axis.stairs(100 * share, edges, color=OUTSIDE, fill=True, alpha=0.6)
+            axis.axhline(100 / (len(edges) - 1), color=INSIDE, linewidth=0.8)
+            axis.axvline(float(rank(evaluation.thresholds.refuse)), color="black", linewidth=0.6)
+            axis.set(xlim=(0, 100), ylim=(0, 100), xticks=(0, 50, 100), yticks=(0, 50, 100))
+            axis.set_title(name, pad=2)
+        figure.supxlabel(f"inliers of lower {score} score (%)")
+        figure.supylabel("outliers (%)")
+    return figure
+
+
+def draw_roc(evaluation: Evaluation) -> Figure:
+    """Inliers kept against outliers kept, a panel a set of outliers, a line a score."""
+    with drawing(height=0.6 + 1.45 * -(-len(evaluation.ood) // 2)) as figure:
+        axes = panels(figure, len(evaluation.ood), columns=min(2, len(evaluation.ood)))
+        for axis, (name, prediction) in zip(axes, evaluation.ood.items(), strict=True):
+            for score, inside, outside in scored(evaluation.inside, prediction):
+                thresholds = np.quantile(np.concatenate([inside, outside]), np.linspace(0, 1, 401))
+                below = (np.searchsorted(np.sort(side), thresholds, "right") / len(side) for side in (outside, inside))
+                axis.plot(*(100 * np.append(0.0, kept) for kept in below), color=COLOURS[score], label=score)
+            axis.axhline(95, color="black", linewidth=0.4)
+            axis.set(xlim=(0, 100), ylim=(0, 101), xticks=(0, 50, 100), yticks=(0, 50, 95))
+            axis.set_title(name, pad=2)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, handlelength=1)
+        figure.supxlabel("outliers kept (%)")
+        figure.supylabel("inliers kept (%)")
+    return figure
+
+
+def page(evaluation: Evaluation, drawn: Mapping[str, str], figures: Path) -> str:
+    """One HTML document in the report's style, with its pictures inside."""
+    head, _, _ = (files("demur.report") / "page.html").read_text("utf-8").partition("<body>")
+    limit = evaluation.thresholds
+    by_class: list[Sequence[str]] = [
+        (name, f"{of['count']:,}", per_cent(of["accuracy"]), per_cent(of["kept"]))
+        for name, of in evaluation.by_class.items()
+    ]
+    made = tables(evaluation) | {"Classes, per cent": (("class", "inputs", "accuracy", "kept"), by_class)}
+    return (
+        f"{head}<body><header><h1>{escape(evaluation.model)}</h1><p>{len(evaluation.classes)} classes; refused is what "
+        f"scores above {limit.refuse:.4g} by {limit.score}, which keeps {per_cent(limit.keep)} % of inliers like the "
+        f"{limit.count:,} that it was chosen by. In a file: <a href='figures.csv'>every figure</a>.</p></header>"
+        f"<main>{''.join(html_table(title, *table) for title, table in made.items())}<h2>Figures</h2>"
+        f"<div class='figures'>{''.join(html_figure(name, text, figures) for name, text in drawn.items())}"
+        "</div></main></body></html>\n"
+    )
+
+
+def html_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    top = "".join(f"<th scope='col'>{escape(column)}</th>" for column in head)
+    body = "".join(
+        f"<tr><th scope='row'>{escape(row[0])}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in row[1:])}</tr>"
+        for row in rows
+    )
+    table = f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<h2>{escape(title)}</h2><div class='scroll'>{table}</div>"

@@ -1,0 +1,147 @@
+"""Outliers for whoever has none: made anew each epoch from the inliers themselves, each kind of data in its own way.
+
+They keep what is cheap to recognise (the values of a column, the texture of a picture, the words of a text) and break
+what the classes are made of (columns that go together, the places of parts, the order and company of words).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from demur.names import choose
+from demur.tasks.base import OutlierSource, as_input
+from demur.tasks.outliers import Mixed, smooth
+
+WIDENED = 0.5  # on each side, of a column's range
+PATCHES = 4  # along a picture's shorter side
+
+
+@dataclass(frozen=True)
+class IndependentColumns:
+    """Rows whose columns were drawn independently: each column has its own values, in another order."""
+
+    rows: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.rows.shape
+
+    def epoch(self, generator: torch.Generator) -> Tensor:
+        order = torch.rand(self.rows.shape, generator=generator, device=self.rows.device).argsort(0)
+        return self.rows.gather(0, order)
+
+    def to(self, device: torch.device | str) -> "IndependentColumns":
+        return IndependentColumns(self.rows.to(device))
+
+
+@dataclass(frozen=True)
+class WidenedBox:
+    """Uniform in the box around the rows, widened on every side by half its length."""
+
+    rows: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.rows.shape
+
+    def epoch(self, generator: torch.Generator) -> Tensor:
+        low, high = self.rows.amin(0), self.rows.amax(0)
+        share = torch.rand(self.rows.shape, generator=generator, device=self.rows.device)
+        return low + ((1 + 2 * WIDENED) * share - WIDENED) * (high - low)
+
+    def to(self, device: torch.device | str) -> "WidenedBox":
+        return WidenedBox(self.rows.to(device))
+
+
+@dataclass(frozen=True)
+class SmoothNoise:
+    """Smooth noise with the pictures' own grey values, over their own range if they are floats."""
+
+    pictures: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.pictures.shape
+
+    def epoch(self, generator: torch.Generator) -> Tensor:
+        if self.pictures.dtype == torch.uint8:
+            return smooth(self.pictures, generator)
+        low, high = self.pictures.aminmax()
+        noise = smooth((self.pictures - low) / (high - low).clamp_min(1e-12), generator)
+        return low + (high - low) * as_input(noise)
+
+    def to(self, device: torch.device | str) -> "SmoothNoise":
+        return SmoothNoise(self.pictures.to(device))
+
+
+@dataclass(frozen=True)
+class ShuffledPatches:
+    """Pictures cut into square patches, four along the shorter side, and put together in another order.
+
+    What is left over at the right and at the bottom stays where it was.
+    """
+
+    pictures: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.pictures.shape
+
+    def epoch(self, generator: torch.Generator) -> Tensor:
+        count, _, height, width = self.pictures.shape
+        side = max(1, min(height, width) // PATCHES)
+        down, across = height // side, width // side
+        inside = self.pictures[:, :, : down * side, : across * side]
+        patches = inside.unflatten(3, (across, side)).unflatten(2, (down, side))  # (N, C, down, side, across, side)
+        patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+        order = torch.rand(count, down * across, generator=generator, device=self.pictures.device).argsort(1)
+        patches = patches.gather(1, order[:, :, None, None, None].expand_as(patches)).unflatten(1, (down, across))
+        shuffled = self.pictures.clone()
+        shuffled[:, :, : down * side, : across * side] = patches.permute(0, 3, 1, 4, 2, 5).reshape(inside.shape)
+        return shuffled
+
+    def to(self, device: torch.device | str) -> "ShuffledPatches":
+        return ShuffledPatches(self.pictures.to(device))
+
+
+@dataclass(frozen=True)
+class ShuffledWords:
+    """Texts as long as the inliers, with all their words dealt out anew; token numbers, 0 being padding."""
+
+    tokens: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.tokens.shape
+
+    def epoch(self, generator: torch.Generator) -> Tensor:
+        is_word = self.tokens != 0
+        words = self.tokens[is_word]
+        shuffled = self.tokens.clone()
+        shuffled[is_word] = words[torch.randperm(len(words), generator=generator, device=words.device)]
+        return shuffled
+
+    def to(self, device: torch.device | str) -> "ShuffledWords":
+        return ShuffledWords(self.tokens.to(device))
+
+
+Make = Callable[[Tensor], OutlierSource]
+
+# by kind of data; all of a kind together are what it is trained with where no outliers are given
+MADE: Mapping[str, Mapping[str, Make]] = MappingProxyType(
+    {
+        "rows": {"columns": IndependentColumns, "box": WidenedBox},
+        "pictures": {"smooth": SmoothNoise, "patches": ShuffledPatches},
+        "texts": {"words": ShuffledWords},
+    }
+)
+
+
+def made_up(kind: str, name: str | None, inliers: Tensor) -> tuple[str, OutlierSource]:
+    """The made-up outliers of that name (`a+b` is a mix; None is all of the kind's) and the name, to be recorded."""
+    name = name or "+".join(MADE[kind])
+    sources = tuple(choose(MADE[kind], part, f"made-up outliers for {kind}")(inliers) for part in name.split("+"))
+    return name, sources[0] if len(sources) == 1 else Mixed(sources)

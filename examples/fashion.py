@@ -1,0 +1,43 @@
+"""Pictures: clothes, trained beside digits and photographs, then shown letters and Japanese characters.
+
+python examples/fashion.py DATA    # the folder that `demur data get` fills
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import demur
+
+DIGITS_AND_PHOTOGRAPHS = 3000  # of each
+
+
+def main(data: Path, count: int = 6000, epochs: int = 12, tested: int = 2000) -> dict[str, float]:
+    store = demur.Store(data)
+    order = torch.randperm(60_000, generator=torch.Generator().manual_seed(0))[:count]
+    x, y = (each[order] for each in store.images("fashion_mnist", "train"))
+    digits, _ = store.images("mnist", "train")
+    photographs, _ = store.images("tiny_imagenet32", "train")
+    grey = photographs[:: len(photographs) // DIGITS_AND_PHOTOGRAPHS].float().mean(1, keepdim=True).byte()
+    outliers = torch.cat([digits[:DIGITS_AND_PHOTOGRAPHS], grey[:, :, 2:30, 2:30]])  # at 28x28, as the clothes
+
+    model = demur.Classifier("la+nc", epochs=epochs).fit(x, y, outliers)
+    model.save("fashion.demur")
+
+    x_test, y_test = (each[:tested] for each in store.images("fashion_mnist", "test"))
+    answers = model.predict_all(x_test)
+    figures = {
+        "accuracy": float((answers.label == y_test.numpy()).mean()),
+        "kept": 1 - float(np.isin(answers.decision, ["unsure", "unknown"]).mean()),
+    }
+    for name in ("kmnist", "emnist_letters"):
+        unseen, _ = store.images(name, "test")
+        figures[f"{name} refused"] = float(np.isin(model.decide(unseen[:tested]), ["unsure", "unknown"]).mean())
+    return figures
+
+
+if __name__ == "__main__":
+    for name, value in main(Path(sys.argv[1])).items():
+        print(f"{name:>22} {100 * value:5.1f} %")

@@ -1,0 +1,32 @@
+"""Rows: two wines and a third that nobody told us about. No outliers at hand, so demur makes them up.
+
+python examples/wine.py
+"""
+
+import numpy as np
+from sklearn.datasets import load_wine
+from sklearn.model_selection import StratifiedKFold
+
+import demur
+
+
+def main() -> dict[str, float]:
+    x, y = load_wine(return_X_y=True)
+    known, unseen = y < 2, x[y == 2]
+    x, y = x[known], y[known]
+
+    figures: dict[str, list[float]] = {"accuracy": [], "without outliers": [], "kept": [], "unseen refused": []}
+    for fold, (train, test) in enumerate(StratifiedKFold(5, shuffle=True, random_state=0).split(x, y)):
+        model = demur.Classifier("la+nc", random_state=fold).fit(x[train], y[train])
+        plain = demur.Classifier("la", random_state=fold).fit(x[train], y[train])
+        refused, wrongly = (np.isin(model.decide(each), ["unsure", "unknown"]).mean() for each in (unseen, x[test]))
+        figures["accuracy"].append(model.score(x[test], y[test]))
+        figures["without outliers"].append(plain.score(x[test], y[test]))
+        figures["kept"].append(1 - wrongly)
+        figures["unseen refused"].append(refused)
+    return {name: float(np.mean(values)) for name, values in figures.items()}
+
+
+if __name__ == "__main__":
+    for name, value in main().items():
+        print(f"{name:>18} {100 * value:5.1f} %")

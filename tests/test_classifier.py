@@ -1,0 +1,342 @@
+"""The estimator keeps scikit-learn's contract and its own: decisions, thresholds, kinds of data, adopted networks."""
+
+from copy import deepcopy
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.datasets import load_wine
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch import Tensor, nn
+
+import demur
+from demur.classifier.adoption import find_head, with_outputs
+from demur.classifier.decision import Thresholds, calibrated, is_unknown, least_count, score_of
+from demur.classifier.estimator import divided
+from demur.metrics import Prediction
+
+FAST = demur.Classifier(method="map+nc", epochs=12, batch_size=16, lr=5e-3, device="cpu")
+few_to_calibrate = pytest.mark.filterwarnings("ignore:keep=.* needs")
+
+
+@few_to_calibrate
+@parametrize_with_checks([FAST])  # no exceptions; the one that skips itself needs a package for other array types
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def wine() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows of two wines, their names, and rows of a third."""
+    x, y = load_wine(return_X_y=True)
+    return x[y < 2], np.array(["barolo", "grignolino"])[y[y < 2]], x[y == 2]
+
+
+@pytest.fixture(scope="module")
+def fitted(wine) -> demur.Classifier:
+    return demur.Classifier("map+nc", epochs=60, device="cpu").fit(wine[0], wine[1])
+
+
+def test_scikit_learn_tools_take_it(wine):
+    x, y, outliers = wine
+    scores = cross_val_score(make_pipeline(MinMaxScaler(), FAST), x, y, cv=2)
+    assert scores.mean() > 0.9
+    search = GridSearchCV(
+        replace_parameters(FAST, epochs=2), {"method": ["map", "map+oe"]}, cv=2, error_score="raise"
+    ).fit(x, y)
+    assert set(search.cv_results_["param_method"]) == {"map", "map+oe"}
+    with pytest.raises(ValueError, match="does not train with them"):
+        demur.Classifier("la").fit(x, y, outliers)
+
+
+# decisions ---------------------------------------------------------------------------------------------------------
+
+
+def predictions(none: list[float], best: list[float]) -> Prediction:
+    none_, best_ = torch.tensor(none), torch.tensor(best)
+    probs = torch.stack([best_, 1 - none_ - best_], 1)
+    return Prediction(probs, none_, torch.zeros(len(none_)))
+
+
+def test_fresh_inliers_are_kept_as_often_as_promised():
+    generator = torch.Generator().manual_seed(0)
+    keep, count, kept = 0.9, 30, []
+    for _ in range(2000):
+        none = torch.rand(count + 20, generator=generator)
+        drawn = Prediction(torch.stack([1 - none, 0 * none], 1), none, none)
+        held_out, fresh = (Prediction(drawn.probs[r], none[r], none[r]) for r in (slice(count), slice(count, None)))
+        kept.append(1 - calibrated(held_out, "none_share", keep).refused(fresh).mean())
+    # without ties the probability is k / (n + 1), k = ceil((n + 1) keep) = 28
+    assert np.mean(kept) == pytest.approx(28 / 31, abs=4 * np.std(kept) / np.sqrt(len(kept)))
+    assert keep <= 28 / 31
+
+
+def test_too_few_to_calibrate_with_are_told():
+    assert least_count(0.95) == 19
+    some = predictions([0.1] * 18, [0.8] * 18)
+    with pytest.warns(UserWarning, match="needs 19 inliers"):
+        assert calibrated(some, "none", 0.95).guaranteed == pytest.approx(18 / 19)
+    assert calibrated(predictions([0.1] * 19, [0.8] * 19), "none", 0.95).guaranteed == 0.95
+
+
+def test_refusals_are_unknown_where_none_is_more_probable_than_the_best_class():
+    made = predictions([0.01, 0.3, 0.6, float("nan")], [0.9, 0.4, 0.3, 0.5])
+    refused = Thresholds("none_share", 0.2, 0.95, 100).refused(made)
+    assert refused.tolist() == [False, True, True, True]
+    assert is_unknown(made).tolist() == [False, False, True, True]
+    np.testing.assert_allclose(score_of(made, "none_share")[:3], [0.01 / 0.91, 0.3 / 0.7, 0.6 / 0.9], rtol=1e-6)
+
+    without = Prediction(
+        torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.3, 0.3, 0.2, 0.2], [0.9, 0.1, 0.0, 0.0]]), None, torch.zeros(3)
+    )
+    assert is_unknown(without).tolist() == [False, True, False]  # one of two is unsure, any of four is unknown
+    with pytest.raises(ValueError, match="needs a none class"):
+        score_of(without, "none")
+
+
+def test_one_pass_says_what_the_methods_say(fitted, wine):
+    x = np.concatenate([wine[0], wine[2]])
+    answers = fitted.predict_all(x)
+    probs = fitted.predict_proba(x)
+    np.testing.assert_allclose(probs.sum(1), 1, atol=1e-12)
+    raw = fitted._prediction(x)
+    np.testing.assert_allclose(probs, raw.probs / (1 - raw.none[:, None]), atol=1e-3)
+    assert (answers.label == fitted.predict(x)).all()
+    assert (answers.probability == probs.max(1)).all()
+    assert (answers.outlier_score == fitted.outlier_score(x)).all()
+    assert (answers.decision == fitted.decide(x)).all()
+    kept = ~np.isin(answers.decision, ["unsure", "unknown"])
+    assert (kept == (answers.outlier_score <= fitted.thresholds_.refuse)).all()
+    assert (answers.decision[kept] == answers.label[kept]).all()
+    assert kept[: len(wine[0])].mean() > 0.9
+
+
+def test_what_is_held_out_is_not_trained_with_and_every_class_is():
+    labels = torch.tensor([0] * 60 + [1] * 59 + [2])
+    for seed in range(20):
+        train, tuning, calibration = divided(labels, 0.1, 0.95, seed)
+        assert sorted(torch.cat([train, tuning, calibration]).tolist()) == list(range(120))
+        assert 2 in labels[train]
+        assert len(calibration) == 19
+    with pytest.raises(ValueError, match="too few"):
+        divided(torch.tensor([0, 1]), 0.1, 0.95, 0)
+
+
+def test_the_seed_decides(wine):
+    x, y, _ = wine
+    quick = replace_parameters(FAST, epochs=2)
+    first, again = (quick.fit(x, y).predict_proba(x) for _ in range(2))
+    assert (first == again).all()
+    assert (replace_parameters(quick, random_state=1).fit(x, y).predict_proba(x) != first).any()
+
+
+def replace_parameters(estimator: demur.Classifier, **changed) -> demur.Classifier:
+    return demur.Classifier(**estimator.get_params() | changed)
+
+
+# kinds of data -----------------------------------------------------------------------------------------------------
+
+
+def test_columns_are_known_by_name(wine):
+    frame = pd.DataFrame(wine[0], columns=[f"c{i}" for i in range(13)])
+    model = replace_parameters(FAST, epochs=2).fit(
+        frame, pd.Series(wine[1]), pd.DataFrame(wine[2], columns=frame.columns)
+    )
+    assert model.report_["outliers"] == "48 given"
+    with pytest.raises(ValueError, match="feature names"):
+        model.predict(frame[frame.columns[::-1]])
+    far = model.predict_all(frame * 1e200)  # more than float32 can hold
+    assert np.isfinite(far.outlier_score).all()
+    assert np.isfinite(far.probability).all()
+
+
+def pictures(count: int = 90, side: int = 12) -> tuple[np.ndarray, np.ndarray]:
+    """Bright halves of dark pictures, upper or lower, in noise; uint8."""
+    generator = np.random.default_rng(0)
+    y = np.arange(count) % 2
+    x = generator.integers(0, 60, (count, 1, side, side))
+    x[y == 0, :, : side // 2] += 150
+    x[y == 1, :, side // 2 :] += 150
+    return x.astype(np.uint8), y
+
+
+def test_pictures_may_be_whole_or_floats_and_have_their_channel_left_out():
+    x, y = pictures()
+    quick = replace_parameters(FAST, epochs=3)
+    model = quick.fit(x, y)
+    assert model.report_["outliers"] == "smooth+patches"
+    expected = model.predict_proba(x)
+    assert (model.predict(x) == y).all()
+    for same in (x[:, 0], torch.from_numpy(x), x.astype(np.float64) / 255, x.astype(np.int64)):
+        assert (model.predict_proba(same) == expected).all()
+    floats = quick.fit(x.astype(np.float32) / 255, y)
+    assert floats.predict_proba(x).shape == (90, 2)
+    for wrong, why in (
+        (x.transpose(0, 2, 3, 1), "channels last"),
+        (x * 2.0, "floats from 0 to 1"),
+        (x[:, :, 1:], "bring"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            model.predict(wrong)
+    odd = np.repeat(x[:, :, :, :9], 3, axis=1)  # three channels, not square
+    assert type(quick.fit(odd, y).network_(3).features[0]) is nn.Conv2d
+
+
+QUESTIONS = [
+    "who wrote this book",
+    "who is that man",
+    "who painted it",
+    "where is the sea",
+    "where do birds go",
+    "where was he",
+] * 12
+
+
+@pytest.mark.filterwarnings("ignore:the best prior precision")
+def test_texts_are_read_by_the_training_words():
+    y = ["person" if text.startswith("who") else "place" for text in QUESTIONS]
+    model = demur.Classifier("la+nc", epochs=3, device="cpu")
+    with pytest.warns(UserWarning, match="real ones do better"):
+        model.fit(QUESTIONS, y)
+    assert model.report_["outliers"] == "words"
+    assert (model.predict(QUESTIONS) == y).mean() > 0.9
+    assert (model.predict_proba(["Who IS that man?"]) == model.predict_proba(["who is that man"])).all()
+    with pytest.raises(ValueError, match="float in row 1"):
+        model.predict(["who", float("nan")])
+
+
+# networks of one's own ---------------------------------------------------------------------------------------------
+
+
+class Backbone(nn.Module):
+    """As timm writes them."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.fc = nn.Linear(8, num_classes)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        return self.norm(self.stem(x)).relu()
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        x = torch.cat([x[:, :, :6].amax((2, 3))[:, :4], x[:, :, 6:].amax((2, 3))[:, 4:]], 1)
+        return x if pre_logits else self.fc(x)
+
+    def get_classifier(self) -> nn.Module:
+        return self.fc
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+
+class Tied(nn.Module):
+    """Words in and words out are one matrix; the label is read off the first outputs' projection."""
+
+    def __init__(self, num_outputs: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(64, 16)
+        self.back = nn.Linear(16, 64, bias=False)
+        self.back.weight = self.words.weight
+        self.head = nn.Linear(64, num_outputs)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.back(self.words(tokens).mean(1)))
+
+
+def test_a_backbone_in_the_manner_of_timm():
+    x, y = pictures()
+    model = demur.Classifier("la+nc", Backbone, epochs=8, lr=0.01, batch_size=16, device="cpu").fit(
+        x, y, outliers="patches"
+    )
+    assert model.score(x, y) > 0.9
+
+
+@few_to_calibrate
+@pytest.mark.filterwarnings("ignore:the best prior precision", "ignore:outliers of texts")
+def test_hugging_face_models_and_tied_weights(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+    def bert(num_outputs: int) -> nn.Module:
+        config = transformers.BertConfig(vocab_size=64, num_labels=num_outputs, **size)
+        return transformers.BertForSequenceClassification(config)
+
+    y = ["person" if text.startswith("who") else "place" for text in QUESTIONS]
+    for network in (bert, Tied):
+        model = demur.Classifier("la+nc", network, epochs=10, lr=0.01, batch_size=16, device="cpu").fit(QUESTIONS, y)
+        assert model.score(QUESTIONS, y) > 0.8
+        model.save(tmp_path / "model.demur")
+        loaded = demur.load_model(tmp_path / "model.demur", network, device="cpu")
+        assert (loaded.predict_proba(QUESTIONS) == model.predict_proba(QUESTIONS)).all()
+    with pytest.raises(ValueError, match="tied to another; Flipout"):
+        demur.Classifier("flipout+nc", Tied, epochs=1, device="cpu").fit(QUESTIONS, y)
+
+    class Pair(Tied):
+        def forward(self, tokens):
+            return super().forward(tokens), None
+
+    with pytest.raises(ValueError, match="returned a tuple"):
+        demur.Classifier("map+nc", Pair, device="cpu").fit(QUESTIONS, y)
+
+
+# adopted networks --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[nn.Module, np.ndarray, np.ndarray]:
+    """A network of two outputs that knows pictures(), `lower` first."""
+    x, y = pictures(200)
+    model = Backbone(2)
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    inputs, labels = torch.from_numpy(x).float() / 255, torch.from_numpy(1 - y)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for _ in range(60):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+    return model, x, np.array(["upper", "lower"])[y]
+
+
+@pytest.mark.filterwarnings("ignore:the best prior precision")
+def test_an_adopted_network_keeps_what_it_knew(trained):
+    model, x, y = trained
+    before = deepcopy(model.state_dict())
+    adopted = demur.adopt(model, x, y, "patches", epochs=2, classes=["lower", "upper"], lr=1e-3, device="cpu")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert adopted.report_["original_accuracy"] == 1.0
+    assert adopted.report_["accuracy"] >= 0.95
+    assert list(adopted.classes_) == ["lower", "upper"]
+    assert adopted.likelihood_.has_none_class
+    shuffled = demur.adopt(model, x, y, "patches", epochs=1, classes=["upper", "lower"], device="cpu")
+    assert shuffled.report_["original_accuracy"] == 0.0  # the outputs' names are taken at their word
+
+
+def test_the_head_is_widened_by_a_row_and_nothing_else(trained):
+    model, x, _ = trained
+    inputs = torch.from_numpy(x).float() / 255
+    assert find_head(model, inputs[:2]) == "fc"
+    wider = with_outputs(model, "fc", torch.tensor([1, 0]), 3).eval()
+    model = deepcopy(model).eval()
+    torch.testing.assert_close(wider(inputs)[:, :2], model(inputs)[:, [1, 0]])
+    assert (wider(inputs)[:, 2] == 0).all()
+    with pytest.raises(ValueError, match="gives its output as it is"):
+        find_head(nn.Sequential(model, nn.Softmax(1)), inputs[:2])
+    with pytest.raises(ValueError, match="is not an affine layer"):
+        with_outputs(model, "stem", torch.tensor([0, 1]), 3)
+
+
+def test_what_cannot_be_adopted_is_refused(trained):
+    model, x, y = trained
+    with pytest.raises(ValueError, match="starts from fresh weights"):
+        demur.adopt(model, x, y, method="de+nc")
+    with pytest.raises(ValueError, match="2 outputs, y 3 classes"):
+        demur.adopt(model, x, np.arange(200) % 3)
+    with pytest.raises(ValueError, match="not the labels of y"):
+        demur.adopt(model, x, y, classes=["upper", "left"])

@@ -1,0 +1,197 @@
+"""What people have, read a batch at a time: the same values whatever the format, or one sentence."""
+
+import json
+import re
+import struct
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+
+from demur.inputs import BATCH, LARGEST, open_inputs, read_outliers
+from demur.tasks.images import fitted
+from demur.tasks.store import Store
+
+
+def written(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+ROWS = np.array([[1.5, -2.0], [3.0, 4e-3], [1e9 + 1, 7.0]])
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_csv_is_its_numbers(tmp_path, delimiter, ending, mark):
+    lines = [("a", "b", "label"), *((repr(a), repr(b), of) for (a, b), of in zip(ROWS.tolist(), "xyx", strict=True))]
+    path = written(tmp_path, "rows.csv", mark + ending.join(map(delimiter.join, lines)))
+    given = open_inputs(path, labelled=True)
+    read = given.gathered()
+    assert (given.kind, given.columns, read.names, read.y) == ("rows", ("a", "b"), ["1", "2", "3"], ["x", "y", "x"])
+    assert isinstance(read.x, pa.Table)
+    np.testing.assert_array_equal(np.asarray(read.x), ROWS)
+
+
+def test_columns_are_found_by_name_and_others_are_left_alone(tmp_path):
+    path = written(tmp_path, "rows.csv", "id,b,label,a\nfirst,2,x,1\nsecond,4,y,3\n")
+    read = open_inputs(path, columns=("a", "b")).gathered()
+    np.testing.assert_array_equal(np.asarray(read.x), [[1, 2], [3, 4]])
+    assert read.y is None
+
+
+def test_a_long_csv_comes_in_parts_that_are_numbered_on(tmp_path):
+    count = 300_000
+    path = written(tmp_path, "rows.csv", "a,b\n" + "".join(f"{row},{row / 8}\n" for row in range(count)))
+    batches = list(open_inputs(path).batches)
+    assert len(batches) > 2
+    assert [name for batch in batches for name in batch.names] == [str(row + 1) for row in range(count)]
+    np.testing.assert_array_equal(
+        np.concatenate([np.asarray(batch.x)[:, 1] for batch in batches]), np.arange(count) / 8
+    )
+
+
+def test_texts_are_the_same_from_every_format(tmp_path):
+    texts = ["who, me?", 'a "quoted" one', "été"] * BATCH
+    csv = "text,label\n" + "".join(f'"{text.replace(chr(34), chr(34) * 2)}",x\n' for text in texts)
+    jsonl = "\n".join(json.dumps({"text": text, "label": "x"}) for text in texts)
+    np.savez(tmp_path / "texts.npz", x=np.array(texts))
+    paths = [
+        written(tmp_path, "texts.csv", csv),
+        written(tmp_path, "texts.jsonl", jsonl),
+        written(tmp_path, "texts.txt", "\n".join(texts)),
+        tmp_path / "texts.npz",
+    ]
+    for path in paths:
+        given = open_inputs(path)
+        assert given.kind == "texts"
+        assert given.gathered().x == texts
+    for path in paths[:2]:
+        assert set(open_inputs(path, labelled=True).gathered().y) == {"x"}
+
+
+def test_class_folders_are_pictures_and_labels(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 9, 7), dtype=np.uint8)
+    for number, place in enumerate(("cat/1.png", "cat/2.bmp", "dog/deep/3.png", "dog/4.pgm")):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[number]).save(tmp_path / place)
+    (tmp_path / "cat" / "notes.txt").write_text("not a picture")
+    (tmp_path / "cat" / "._1.png").write_text("not one either")
+    given = open_inputs(tmp_path, labelled=True)
+    read = given.gathered()
+    assert given.shape == (1, 9, 7)
+    assert read.names == ["cat/1.png", "cat/2.bmp", "dog/4.pgm", "dog/deep/3.png"]
+    assert read.y == ["cat", "cat", "dog", "dog"]
+    np.testing.assert_array_equal(read.x[:, 0], pixels[[0, 1, 3, 2]])
+    one = open_inputs(tmp_path / "dog" / "4.pgm").gathered()
+    assert one.names == ["4.pgm"]
+    np.testing.assert_array_equal(one.x[0, 0], pixels[3])
+
+
+def test_pictures_are_brought_to_the_most_frequent_size_and_to_common_colours(tmp_path):
+    ramp = np.linspace(0, 255, 40 * 20 * 3).reshape(40, 20, 3).astype(np.uint8)
+    for name in ("a", "b"):
+        Image.fromarray(ramp[..., 0]).save(tmp_path / f"{name}.png")
+    Image.fromarray(ramp[:20]).save(tmp_path / "c.png")
+    given = open_inputs(tmp_path)
+    read = given.gathered().x
+    assert given.shape == (3, 40, 20)
+    np.testing.assert_array_equal(read[0], np.repeat(ramp[None, ..., 0], 3, 0))  # grey in three channels
+    # larger by Pillow and by torch, within rounding
+    by_torch = fitted(torch.from_numpy(ramp[:20]).permute(2, 0, 1)[None], torch.Size((3, 40, 20)))
+    assert np.abs(read[2].astype(int) - by_torch[0].numpy()).max() <= 1
+    assert open_inputs(tmp_path, size=(8, 6), channels=1).gathered().x.shape == (3, 1, 8, 6)
+    Image.new("L", (1000, 500)).save(tmp_path / "only.png")
+    assert open_inputs(tmp_path / "only.png").shape == (1, LARGEST // 2, LARGEST)
+
+
+def test_a_picture_that_lies_on_its_side_is_turned(tmp_path):
+    upright = np.arange(6 * 4, dtype=np.uint8).reshape(6, 4) * 10
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by a quarter, clockwise
+    Image.fromarray(np.rot90(upright)).save(tmp_path / "a.png", exif=exif)
+    given = open_inputs(tmp_path)
+    assert given.shape == (1, 6, 4)
+    np.testing.assert_array_equal(given.gathered().x[0, 0], upright)
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW", "NHW"])
+def test_an_npz_of_pictures(tmp_path, layout):
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 6, 1 if layout == "NHW" else 3), dtype=np.uint8)
+    stored = {"NHWC": pixels, "NCHW": pixels.transpose(0, 3, 1, 2), "NHW": pixels[..., 0]}[layout]
+    np.savez(tmp_path / "a.npz", x=stored, y=np.arange(5))
+    read = open_inputs(tmp_path / "a.npz", labelled=True).gathered()
+    np.testing.assert_array_equal(read.x, pixels.transpose(0, 3, 1, 2))
+    assert read.y == ["0", "1", "2", "3", "4"]
+
+
+def test_outliers_are_a_path_a_data_set_or_a_name(tmp_path, data_root):
+    rows = open_inputs(written(tmp_path, "in.csv", "a,b,label\n1,2,x\n3,4,y\n"), labelled=True)
+    out = written(tmp_path, "out.csv", "b,label,a\n20,z,10\n")
+    store = Store(data_root, tmp_path / "decoded")
+    np.testing.assert_array_equal(np.asarray(read_outliers(str(out), rows, [], store)), [[10, 20]])
+    assert read_outliers("columns+box", rows, [], store) == "columns+box"
+    texts = open_inputs(written(tmp_path, "in.txt", "one two three\nfour five\n"))
+    inliers = texts.gathered().x
+    drawn = read_outliers("wikitext2", texts, inliers, store)
+    assert {len(text.split()) for text in drawn} == {2, 3}  # as long as the inliers
+    with pytest.raises(
+        ValueError, match=re.escape("unknown outliers for texts, and no file, 'wikitext3'; did you mean 'wikitext2'")
+    ):
+        read_outliers("wikitext3", texts, inliers, store)
+    with pytest.raises(ValueError, match="holds texts, the training data rows"):
+        read_outliers(str(tmp_path / "in.txt"), rows, [], store)
+
+
+PNG = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + b"IHDR" + struct.pack(">II", 10**5, 10**5) + b"\x08\0\0\0\0"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.csv", "", "its first line is empty"),
+        ("a.csv", "a,b,label\r1,2,x\r", "its lines do not end in a line feed"),
+        ("a.csv", "a,b,label\n", "Empty CSV file"),
+        ("a.csv", "1,2,3\n4,5,6\n", "has no names of columns in its first line, but 1, 2, 3"),
+        ("a.csv", "a,a,label\n1,2,x\n", "more than one column 'a'"),
+        ("a.csv", "a,b,kind\n1,2,x\n", "no column label or class or target or y; name the label's with --label"),
+        ("a.csv", "a,b,label\n1,2,x\n3,Paris,y\n", "has 'Paris' in column 'b', row 2, which is no number"),
+        ("a.csv", "a,b,label\n1,2,x\n3,,y\n", "NaN or infinite cell in row 2, column 'b'"),
+        ("a.csv", "a,b,label\n1,inf,x\n", "NaN or infinite cell in row 1, column 'b'"),
+        ("a.csv", "a,b,label\n1,2,x\n3,4\n", "Expected 3 columns, got 2"),
+        ("a.csv", "a,b,label\n1,2,\n", "no label in row 1"),
+        ("a.csv", "a,b,label\n1,2,\xe9\n".encode("latin-1"), "invalid UTF8"),
+        ("a.csv", "a,b,label\n1,2,x\n".encode("utf-16"), "cannot be read as csv in UTF-8"),
+        ("a.jsonl", '{"text": "a", "label": "x"}\n{"text": "b"}\n', 'line 2 has "label" None'),
+        ("a.jsonl", '{"text": 1, "label": "x"}', 'line 1 has no "text"'),
+        ("a.jsonl", '{"text": "a", "label": "\\ud800"}', 'has "label"'),
+        ("a.jsonl", "[" * 100_000, "cannot be read as JSON"),
+        ("a.txt", "a\nb", "has no labels"),
+        ("a.npz", b"PK", "cannot be read as npz"),
+        ("a.png", b"", "cannot be read as a picture"),
+        ("a.png", PNG, "cannot be read as a picture"),
+        ("a.pkl", b"", "of no known kind"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path, name, content, says):
+    path = written(tmp_path, name, content)
+    with pytest.raises(ValueError, match=re.escape(says)) as error:
+        open_inputs(path.parent if name == "a.png" and not content else path, labelled=name != "a.png").gathered()
+    assert str(tmp_path) in str(error.value)
+
+
+def test_folders_without_classes_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="holds no pictures"):
+        open_inputs(tmp_path)
+    for split in ("train", "test"):
+        (tmp_path / split / "cat").mkdir(parents=True)
+        Image.new("L", (4, 4)).save(tmp_path / split / "cat" / "1.png")
+    with pytest.raises(ValueError, match="holds test and train, which are no classes"):
+        open_inputs(tmp_path, labelled=True)
+    Image.new("L", (4, 4)).save(tmp_path / "stray.png")
+    with pytest.raises(ValueError, match=r"outside the class folders, stray.png"):
+        open_inputs(tmp_path, labelled=True)

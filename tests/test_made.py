@@ -1,0 +1,65 @@
+"""Made-up outliers keep what is cheap to recognise and break what the classes are made of."""
+
+import pytest
+import torch
+
+from demur.tasks.made import MADE, IndependentColumns, ShuffledPatches, ShuffledWords, SmoothNoise, WidenedBox, made_up
+
+GENERATOR = torch.Generator().manual_seed(0)
+ROWS = torch.randn(200, 1, generator=GENERATOR) * torch.tensor([1.0, 2.0, -1.0])  # columns that go together
+PICTURES = torch.randint(256, (6, 3, 10, 13), generator=GENERATOR, dtype=torch.uint8)
+TOKENS = torch.tensor([[0, 0, 5], [0, 6, 7], [8, 9, 10]])
+
+
+def test_columns_keep_their_values_and_lose_their_company():
+    made = IndependentColumns(ROWS).epoch(GENERATOR)
+    assert torch.equal(made.sort(0).values, ROWS.sort(0).values)
+    assert torch.corrcoef(made.T).fill_diagonal_(0).abs().max() < 0.3
+
+
+def test_the_box_is_twice_as_wide_as_the_rows():
+    made = torch.cat([WidenedBox(ROWS).epoch(GENERATOR) for _ in range(50)])
+    low, high = ROWS.amin(0), ROWS.amax(0)
+    torch.testing.assert_close(made.mean(0), (low + high) / 2, atol=0.1, rtol=0)
+    torch.testing.assert_close(made.amin(0), low - (high - low) / 2, atol=0.02, rtol=0.02)
+    torch.testing.assert_close(made.amax(0), high + (high - low) / 2, atol=0.02, rtol=0.02)
+
+
+def test_patches_are_moved_whole():
+    made = ShuffledPatches(PICTURES).epoch(GENERATOR)
+    assert not torch.equal(made, PICTURES)
+
+    def patches(x):  # 10x13 has five by six patches of 2x2, and a column left over
+        return x[:, :, :, :12].unfold(2, 2, 2).unfold(3, 2, 2).permute(0, 2, 3, 1, 4, 5).reshape(6, 30, 12)
+
+    for before, after in zip(patches(PICTURES), patches(made), strict=True):
+        assert sorted(before.tolist()) == sorted(after.tolist())
+    assert torch.equal(made[:, :, :, 12:], PICTURES[:, :, :, 12:])
+
+
+def test_smooth_noise_has_the_pictures_type_and_range():
+    assert SmoothNoise(PICTURES).epoch(GENERATOR).dtype == torch.uint8
+    floats = 3 * torch.rand(4, 1, 16, 16, generator=GENERATOR) - 2
+    made = SmoothNoise(floats).epoch(GENERATOR)
+    assert made.dtype == torch.float32
+    assert floats.min() <= made.min() < -1
+    assert 0 < made.max() <= floats.max()
+
+
+def test_words_are_dealt_out_anew_and_padding_stays():
+    made = ShuffledWords(TOKENS).epoch(GENERATOR)
+    assert torch.equal(made == 0, TOKENS == 0)
+    assert sorted(made.flatten().tolist()) == sorted(TOKENS.flatten().tolist())
+    assert not torch.equal(made, TOKENS)
+
+
+@pytest.mark.parametrize(("kind", "inliers"), [("rows", ROWS), ("pictures", PICTURES), ("texts", TOKENS)])
+def test_every_kind_is_made_anew_each_epoch(kind, inliers):
+    name, source = made_up(kind, None, inliers)
+    assert name == "+".join(MADE[kind])
+    first, second = (source.epoch(GENERATOR) for _ in range(2))
+    assert first.shape == source.shape
+    assert (first.shape[1:], first.dtype) == (inliers.shape[1:], inliers.dtype)
+    assert not torch.equal(first, second)
+    with pytest.raises(ValueError, match="unknown made-up outliers"):
+        made_up(kind, "smoke", inliers)
