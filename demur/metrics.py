@@ -5,6 +5,7 @@ suffix `_out` says that outliers are. With a none class the class probabilities 
 renormalises them but `ece_class`, whose purpose that is.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -187,9 +188,10 @@ METRICS: Mapping[str, Callable[[Prediction, Tensor], float]] = MappingProxyType(
 
 
 class Separation:
-    """How well a score tells positives from negatives: two sorts serve every metric, ties included.
+    """How well a score tells positives from negatives: one sort of each serves every metric, ties included.
 
-    A positive is called one if its value is at least the threshold.
+    A positive is called one if its value is at least the threshold; what thresholds there are to look at are the
+    positives' own values, each once.
     """
 
     def __init__(self, positive: Array, negative: Array) -> None:
@@ -200,27 +202,47 @@ class Separation:
                 raise ValueError(f"the {name} scores contain NaN; the network's outputs are not finite")
         self.positive, self.negative = np.sort(positive), np.sort(negative)
 
+    @property
+    def other_way(self) -> "Separation":
+        """The negatives as positives, and the score negated; what is sorted stays so."""
+        other = object.__new__(Separation)
+        other.positive, other.negative = -self.negative[::-1], -self.positive[::-1]
+        return other
+
     @cached_property
-    def _negatives_below(self) -> Array:
-        return np.searchsorted(self.negative, self.positive, "left").astype(np.float64)
+    def _positives_below(self) -> NDArray[np.int64]:
+        """At each threshold."""
+        return np.flatnonzero(np.append(True, self.positive[1:] != self.positive[:-1]))
+
+    @cached_property
+    def _thresholds(self) -> Array:
+        return self.positive[self._positives_below]
+
+    @cached_property
+    def _count(self) -> NDArray[np.int64]:
+        """How many positives are at each threshold."""
+        return np.diff(self._positives_below, append=len(self.positive))
+
+    @cached_property
+    def _negatives_below(self) -> NDArray[np.int64]:
+        return np.searchsorted(self.negative, self._thresholds, "left")
 
     @cached_property
     def auroc(self) -> float:
         """Probability that a positive lies above a negative, ties counting one half."""
-        not_above = np.searchsorted(self.negative, self.positive, "right")
-        return float((self._negatives_below + not_above).mean() / (2 * len(self.negative)))
-
-    @cached_property
-    def _precision(self) -> Array:
-        """At each positive's own value."""
-        positives = len(self.positive) - np.searchsorted(self.positive, self.positive, "left")
-        negatives = len(self.negative) - self._negatives_below
-        return positives / (positives + negatives)
+        below = self._negatives_below
+        tied = np.flatnonzero(self.negative[np.minimum(below, len(self.negative) - 1)] == self._thresholds)
+        level = np.searchsorted(self.negative, self._thresholds[tied], "right") - below[tied]
+        # whole numbers, so that nothing is rounded before the end
+        twice = 2 * np.dot(below, self._count) + np.dot(level, self._count[tied])
+        return float(twice / (2 * len(self.positive) * len(self.negative)))
 
     @cached_property
     def aupr(self) -> float:
         """Average precision: each positive asks for the precision at its own value."""
-        return float(self._precision.mean())
+        positives = len(self.positive) - self._positives_below
+        negatives = len(self.negative) - self._negatives_below
+        return float(np.dot(positives / (positives + negatives), self._count) / len(self.positive))
 
     @cached_property
     def aupr_published(self) -> float:
@@ -234,8 +256,11 @@ class Separation:
     @cached_property
     def fpr95(self) -> float:
         """Share of negatives that pass the threshold which 95 % of the positives pass."""
-        threshold = np.quantile(self.positive, 0.05)
-        return float((self.negative >= threshold).mean())
+        place = 0.05 * (len(self.positive) - 1)
+        low, high = self.positive[math.floor(place)], self.positive[math.ceil(place)]
+        threshold = low + (place - math.floor(place)) * (high - low) if high > low else low
+        passing = len(self.negative) - np.searchsorted(self.negative, threshold, "left")
+        return float(passing / len(self.negative))
 
 
 def ood_metrics(inside: Prediction, outside: Prediction) -> dict[str, float]:
@@ -247,7 +272,8 @@ def ood_metrics(inside: Prediction, outside: Prediction) -> dict[str, float]:
         if values_in is None or values_out is None:
             continue
         prefix = "" if name == "max_prob" else f"{name}_"
-        inliers_positive, outliers_positive = Separation(-values_in, -values_out), Separation(values_out, values_in)
+        inliers_positive = Separation(-values_in, -values_out)
+        outliers_positive = inliers_positive.other_way
         for metric in ("fpr95", "auroc", "aupr"):
             figures[prefix + metric] = getattr(inliers_positive, metric)
             figures[f"{prefix}{metric}_out"] = getattr(outliers_positive, metric)

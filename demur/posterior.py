@@ -4,8 +4,8 @@ Every posterior is a list of weighted components, and a component is a set of ne
 
     for weight, component in posterior.components():
         shared = component.trunk(x)
-        for draw in range(component.num_draws):
-            logits = component.network_at(draw)(shared)
+        for network in component.networks():
+            logits = network(shared)  # (B, C) of one draw, or (draws, B, C) of several
 
 Saved as one safetensors file with a JSON header; nothing in it is code.
 """
@@ -22,8 +22,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional as F
 
 from demur.streams import generator_for
+
+HEADS = 64  # drawn at a time
 
 
 class Posterior(Protocol):
@@ -56,8 +59,8 @@ class Point:
     def trunk(self, x: Tensor) -> Tensor:
         return x
 
-    def network_at(self, draw: int) -> Callable[[Tensor], Tensor]:
-        return self.network
+    def networks(self) -> Iterator[Callable[[Tensor], Tensor]]:
+        yield self.network
 
     def logits(self, x: Tensor, draw: int = 0) -> Tensor:
         return self.network(x)
@@ -94,6 +97,23 @@ class Gaussian:
             return lambda x: functional_call(self.network, sample, (x,))
         head = {name.removeprefix("head."): value for name, value in sample.items()}
         return lambda features: functional_call(self.network.get_submodule("head"), head, (features,))
+
+    def networks(self) -> Iterator[Callable[[Tensor], Tensor]]:
+        """From what the trunk gives to logits: of one draw, or of many heads in one product, (draws, B, C)."""
+        if not self.over_head:
+            yield from map(self.network_at, range(self.num_draws))
+            return
+        for start in range(0, self.num_draws, HEADS):
+            yield self._heads(range(start, min(start + HEADS, self.num_draws)))
+
+    def _heads(self, draws: range) -> Callable[[Tensor], Tensor]:
+        mean = dict(self.network.named_parameters())
+        drawn = [mean | self.sample(draw) for draw in draws]
+        weight = torch.stack([sample["head.weight"] for sample in drawn])
+        bias = torch.stack([sample["head.bias"] for sample in drawn]).flatten() if "head.bias" in mean else None
+        return lambda features: (
+            F.linear(features.to(weight), weight.flatten(0, 1), bias).unflatten(1, weight.shape[:2]).movedim(1, 0)
+        )
 
     def logits(self, x: Tensor, draw: int) -> Tensor:
         return self.network_at(draw)(self.trunk(x))
@@ -175,6 +195,9 @@ def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         if header["format"] != FORMAT:
             raise ValueError(f"{path} has format {header['format']}, this demur reads {FORMAT}; save it anew")
         header["posterior"]["kind"], header["about"]
+        wild = next((key for key, value in tensors.items() if not value.isfinite().all()), None)
+        if wild is not None:
+            raise ValueError(f"{path} has NaN or infinite weights, in {wild}; fit and save it anew")
     except FileNotFoundError:
         raise ValueError(f"posterior {path} does not exist; fit one and save it first") from None
     except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:

@@ -50,6 +50,10 @@ def test_separation_is_scikit_learns_with_ties(positive, negative):
     assert ours.aupr == pytest.approx(average_precision_score(truth, values), abs=1e-12)
     precision, recall, _ = precision_recall_curve(truth, values)
     assert ours.aupr_published == pytest.approx(auc(recall, precision), abs=1e-12)
+    passing = np.array(negative) >= np.quantile(positive, 0.05)
+    assert ours.fpr95 == pytest.approx(passing.mean(), abs=1e-12)
+    turned, anew = ours.other_way, Separation(-np.array(negative), -np.array(positive))
+    assert (turned.auroc, turned.aupr, turned.fpr95) == (anew.auroc, anew.aupr, anew.fpr95)
 
 
 def test_fpr95_is_the_definition():

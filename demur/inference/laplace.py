@@ -39,7 +39,7 @@ class Laplace:
     slack: float = 0.01
     tuning_draws: int = 20
     num_draws: int = 20
-    budget: int | None = None  # bytes of memory for the Fisher; None: 1 GiB, on a GPU a sixteenth of what it has
+    budget: int | None = None  # bytes of memory for the Fisher; None: 256 MiB, on a GPU a sixteenth of what it has
 
     def __post_init__(self) -> None:
         if self.over not in ("all", "head"):

@@ -1,0 +1,1 @@
+"""What takes how long, beside what a user would otherwise have."""
