@@ -79,6 +79,10 @@ class Checkpoint:
             state.setdefault(int(index), {})[name] = value
         groups = [{**own, **group} for group, own in zip(header["groups"], self._groups(), strict=True)]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        for p, entries in self.optimizer.state.items():
+            for name, value in entries.items():
+                if value.shape == p.shape:  # fused optimisers take both for memory of one layout
+                    entries[name] = torch.empty_like(p).copy_(value)
         self.generator.set_state(tensors["random/batches"])
         torch.set_rng_state(tensors["random/cpu"])
         if "random/cuda" in tensors:

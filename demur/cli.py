@@ -52,7 +52,9 @@ def main() -> None:
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except (ValueError, FloatingPointError, OSError, MemoryError) as error:
+    except (ValueError, FloatingPointError, OSError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and type(error).__name__ != "OutOfMemoryError":  # a GPU's
+            raise
         said = str(error) or "there is not enough memory"
         print(f"demur: {' '.join(said.split())}", file=sys.stderr)
         sys.exit(2)
@@ -242,7 +244,8 @@ def study(
     workers = one_by_one if jobs == 1 else partial(processes, jobs=jobs)
     if engine == "ray":
         workers = partial(cluster, address=address)
-    done, networks = len(results_of(cells, place)), len(networks_of(cells, place.store))
+    done = sum(is_answered(cell, place.folder(cell)) for cell in cells)
+    networks = len(networks_of(cells, place.store))
     print(f"{len(cells)} cells, {done} done, {networks} networks in all; {seconds_left(cells, place, jobs)}")
     if dry_run:
         for cell in cells:

@@ -175,7 +175,8 @@ class Likelihood:
 @cache
 def _label_on(device: torch.device, label: tuple[float, ...]) -> Tensor:
     # made once: a copy from the host in every step would make a GPU wait
-    return torch.tensor(label, dtype=torch.float32, device=device)
+    with torch.inference_mode(False):  # whoever asks first, others may train with it
+        return torch.tensor(label, dtype=torch.float32, device=device)
 
 
 def plain(num_classes: int) -> Likelihood:

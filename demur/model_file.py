@@ -35,6 +35,8 @@ def write_model(path: str | Path, model: Mapping[str, Any], posterior: Posterior
     path = Path(path)
     if path.is_dir() and not (path / MANIFEST).is_file() and any(path.iterdir()):
         raise ValueError(f"{path} is a folder of something else; give a new name, or one that ends in {SUFFIX}")
+    if path.is_file() and not (path.suffix == SUFFIX and zipfile.is_zipfile(path)):
+        raise ValueError(f"{path} is a file that is no model; give a new name, or remove it first")
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as beside:
         folder = Path(beside) / "new"

@@ -16,12 +16,6 @@ Network = Callable[[int], nn.Module]
 CONVOLUTIONS = torch.channels_last  # this layout of their weights makes them up to twice as fast, on CPU and GPU alike
 
 
-def mixed_precision(device: torch.device) -> torch.autocast:
-    """Networks run in bfloat16 where a GPU has units for it; likelihoods, weights and averages stay float32."""
-    able = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.autocast(device.type, torch.bfloat16, enabled=able)
-
-
 class PatchConv2d(nn.Conv2d):
     """A convolution of a grey picture, for which GPU libraries have no fast kernel: there, one product with patches."""
 
@@ -47,8 +41,17 @@ class HeadedNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         features = self.features(x)
-        with torch.autocast(features.device.type, enabled=False):  # logits of bfloat16 would have two digits
+        with torch.autocast(features.device.type, enabled=False):
             return self.head(features.float())
+
+
+def mixed_precision(network: nn.Module, device: torch.device) -> torch.autocast:
+    """Trunks run in bfloat16 where a GPU has units for it; heads, likelihoods, weights and averages stay float32.
+
+    So do networks of other makes, whose heads cannot be told from their trunks: logits would have two digits.
+    """
+    able = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.autocast(device.type, torch.bfloat16, enabled=able and isinstance(network, HeadedNetwork))
 
 
 def mlp(num_outputs: int, *, inputs: int = 2, hidden: Sequence[int] = (100, 100)) -> nn.Module:

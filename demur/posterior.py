@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -119,16 +120,27 @@ class Gaussian:
         return self.network_at(draw)(self.trunk(x))
 
     def sample(self, draw: int) -> dict[str, Tensor]:
-        """The draw-th parameters; the same every time, but not on a GPU as on a CPU."""
-        device = next(self.network.parameters()).device
-        generator = generator_for("draws", self.seed, draw, device=device)
+        """The draw-th parameters; the same every time and on every device."""
+        # in the network's order, whatever the mapping's
+        means = {name: mean for name, mean in self.network.named_parameters() if name in self.variance}
+        shapes, device = tuple(mean.shape for mean in means.values()), next(iter(means.values())).device
+        kept = device.type == "cuda" and sum(shape.numel() for shape in shapes) <= KEPT
+        noise = (_kept_noise if kept else _noise)(self.seed, draw, shapes, device)
         sample = {}
-        for name, mean in self.network.named_parameters():  # in the network's order, whatever the mapping's
-            if name in self.variance:
-                noise = torch.randn(mean.shape, generator=generator, device=device)
-                drawn = mean + self.variance[name].sqrt() * noise
-                sample[name] = torch.empty_like(mean).copy_(drawn)  # in the mean's memory layout
+        for (name, mean), its in zip(means.items(), noise, strict=True):
+            drawn = mean + self.variance[name].sqrt() * its
+            sample[name] = torch.empty_like(mean).copy_(drawn)  # in the mean's memory layout
         return sample
+
+
+def _noise(seed: int, draw: int, shapes: tuple[torch.Size, ...], device: torch.device) -> list[Tensor]:
+    generator = generator_for("draws", seed, draw)  # on the CPU, so that every device has the same
+    return [torch.randn(shape, generator=generator).to(device) for shape in shapes]
+
+
+# on a GPU noise takes longer to make than to use, and every set of inputs is predicted with the same
+_kept_noise = lru_cache(maxsize=32)(_noise)
+KEPT = 2**23  # numbers of a draw that are worth keeping: 1 GiB in all
 
 
 @dataclass(frozen=True)

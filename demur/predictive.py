@@ -18,7 +18,8 @@ def predict(posterior: Posterior, likelihood: Likelihood, x: Tensor, batch_size:
     if len(x) == 0:
         raise ValueError("x is empty; predict needs at least one input")
     # a CPU is fastest while what passes between layers stays in its cache
-    batch_size = batch_size or (4096 if x.is_cuda else min(1024, max(64, 2**17 // x[0].numel())))
+    values, most = (2**24, 4096) if x.is_cuda else (2**17, 1024)
+    batch_size = batch_size or min(most, max(64, values // x[0].numel()))
     blocks = [_predict_block(posterior, likelihood, block, batch_size) for block in x.split(BLOCK)]
     probs, none, expected_entropy = zip(*blocks, strict=True)
     return Prediction(
@@ -38,7 +39,7 @@ def _predict_block(
                 "the posterior's network is in training mode; call .eval(), or batch norm and dropout act up"
             )
         # what all draws share is kept; inputs, which are larger, are made ready anew
-        with mixed_precision(x.device):
+        with mixed_precision(component.network, x.device):
             shared = {b.start: component.trunk(as_input(x[b])) for b in batches} if component.over_head else {}
         weight = share / component.num_draws
         for network in component.networks():
@@ -46,7 +47,7 @@ def _predict_block(
                 if component.over_head:
                     logits = network(shared[rows.start])
                 else:
-                    with mixed_precision(x.device):
+                    with mixed_precision(component.network, x.device):
                         logits = network(as_input(x[rows]))
                 in_class, in_none = likelihood.probs(logits.float().reshape(-1, *logits.shape[-2:]))
                 probs[rows] += weight * in_class.sum(0, dtype=torch.float64)

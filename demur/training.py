@@ -1,15 +1,19 @@
 """The one optimisation loop: tensors on their device, inliers and outliers in one pass."""
 
+import logging
 import math
+import random
 import shutil
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import MappingProxyType
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +22,9 @@ from demur.likelihoods import Likelihood
 from demur.names import choose
 from demur.networks import mixed_precision
 from demur.streams import generator_for
-from demur.tasks.base import Recipe, Task, as_input, check_finite
+from demur.tasks.base import Fixed, Recipe, Task, as_input, check_finite
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,7 @@ class Learner:
 
     def __call__(self) -> None:
         x, y = self.feed.next()
-        with mixed_precision(self.device):
+        with mixed_precision(self.model, self.device):
             logits = self.forward(x)
         check_logits(logits, len(x), self.likelihood)
         # one pass, so batch norm sees both kinds
@@ -201,8 +207,8 @@ def can_compile(model: nn.Module) -> bool:
 class Recorded:
     """Steps of several learners, side by side: on a GPU recorded as one CUDA graph after a few plain ones.
 
-    Replayed, they cost the host next to nothing. Steps that wait for the host cannot be recorded and stay plain; what
-    is computed is the same either way.
+    Replayed, they cost the host next to nothing. Steps that wait for the host, or draw random numbers there, cannot be
+    recorded and stay plain; what is computed is the same either way.
     """
 
     PLAIN = 3  # steps in which libraries and optimiser set themselves up
@@ -212,25 +218,26 @@ class Recorded:
         self.settings = [learner.settings for learner in learners]
         self.graph: torch.cuda.CUDAGraph | None = None
         self.taken = 0
-        device = learners[0].device
-        self.recordable = device.type == "cuda"
-        self.streams = [torch.cuda.Stream(device) for _ in learners] if self.recordable else []
+        self.device = learners[0].device
+        self.recordable = self.device.type == "cuda"
+        self.streams = [torch.cuda.Stream(self.device) for _ in learners] if self.recordable else []
 
     def unless_changed(self) -> "Recorded":
         """Itself, or a fresh one where the optimisers' settings are no longer those that were recorded."""
         return self if self.settings == [learner.settings for learner in self.learners] else Recorded(self.learners)
 
     def __call__(self) -> None:
-        if self.graph is None and self.recordable:
-            if self.taken < self.PLAIN:
-                self.taken += 1
-                self.recordable = not waits_for_host(self._side_by_side) or self.taken == 1
-                return
-            self.graph = self._record()
-        if self.graph is not None:
-            self.graph.replay()
-        else:
-            self._side_by_side()
+        with torch.cuda.device(self.device) if self.streams else nullcontext():
+            if self.graph is None and self.recordable:
+                if self.taken < self.PLAIN:
+                    self.taken += 1
+                    self.recordable = not needs_host(self._side_by_side) or self.taken == 1
+                    return
+                self._record()
+            if self.graph is not None:
+                self.graph.replay()
+            else:
+                self._side_by_side()
 
     def _side_by_side(self) -> None:
         if not self.streams:
@@ -245,29 +252,41 @@ class Recorded:
         for stream in self.streams:
             main.wait_stream(stream)
 
-    def _record(self) -> torch.cuda.CUDAGraph:
+    def _record(self) -> None:
         graph = torch.cuda.CUDAGraph()
         for learner in self.learners:
             graph.register_generator_state(learner.feed.generator)
-        with torch.cuda.graph(graph):
-            self._side_by_side()
-        return graph
+        try:
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream(self.device)):
+                self._side_by_side()
+        except RuntimeError as reason:  # nothing has been run yet
+            logger.info("steps cannot be recorded (%s); they are taken one by one", reason)
+            self.recordable = False
+        else:
+            self.graph = graph
 
 
-def waits_for_host(step: Callable[[], None]) -> bool:
-    """Take the step, and see whether it did."""
-    mode = torch.cuda.get_sync_debug_mode()
+def needs_host(step: Callable[[], None]) -> bool:
+    """Take the step, and see whether it waited for the host, or drew random numbers there."""
+    mode, drawn = torch.cuda.get_sync_debug_mode(), _host_randomness()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
-        step()
-        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
     waited = [warning for warning in caught if "synchronizing" in str(warning.message)]
     for warning in caught:
         # what libraries say of their own start-up is of no use to anybody
         if warning not in waited and not any(said in str(warning.message) for said in ("TensorFloat32", "cuBLAS")):
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    return bool(waited)
+    return bool(waited) or drawn != _host_randomness()
+
+
+def _host_randomness() -> tuple[object, ...]:
+    legacy: Any = np.random.get_state()  # noqa: NPY002 (others may draw from it)
+    return torch.get_rng_state().tolist(), random.getstate(), legacy[1].tolist(), legacy[2]
 
 
 def tell(epoch: int, recipe: Recipe, loss: float) -> None:
@@ -307,8 +326,10 @@ class Feed:
         if pool.dtype != x.dtype:
             raise ValueError(f"outliers are {pool.dtype}, inliers {x.dtype}; bring them to one type and range")
         check_finite("an epoch of outliers", pool)
-        self.pool = torch.empty_like(pool) if self.pool is None else self.pool
-        self.pool.copy_(pool)
+        if self.pool is None or not pool.is_cuda:
+            self.pool = pool if isinstance(self.task.outliers, Fixed) or not pool.is_cuda else pool.clone()
+        elif pool is not self.pool:
+            self.pool.copy_(pool)
         self.outside.copy_(self._order(len(pool)))
 
     def _order(self, count: int) -> Tensor:

@@ -1,5 +1,7 @@
 """A network killed in training and trained on equals one that was never killed, byte for byte."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -8,8 +10,10 @@ from demur import checkpoint, training
 from demur.checkpoint import checkpointed
 from demur.inference import MAP, CyclicalSGHMC, Ensemble, Flipout, VariationalBayes
 from demur.likelihoods import none_class
+from demur.networks import lenet, wide_resnet
 from demur.predictive import predict
 from demur.tasks.base import Recipe
+from tests.conftest import make_task
 from tests.test_posterior import Normed, Tied
 
 
@@ -47,6 +51,27 @@ def test_killed_and_resumed_equals_never_killed(name, optimizer, task, tmp_path,
     assert [report.epoch for report in told] == [7, 8]
     made, expected = (predict(p, none_class(3), task.test.x) for p in (resumed, whole))
     assert torch.equal(made.probs, expected.probs)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize(
+    "network", [partial(lenet, channels=3, size=8, hidden=8), partial(wide_resnet, depth=10, width=1)]
+)
+def test_weights_in_another_memory_layout_resume_alike(network, optimizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN", 0.0)
+    task, recipe = make_task((3, 8, 8), count=32), Recipe(epochs=3, batch_size=16, optimizer=optimizer, lr=1e-2)
+    whole = MAP().fit(network, none_class(3), task, recipe)
+
+    def die(report: training.EpochReport) -> None:
+        if report.epoch == 3:
+            raise Killed
+
+    with pytest.raises(Killed), checkpointed(tmp_path / "c"), training.observed(die):
+        MAP().fit(network, none_class(3), task, recipe)
+    with checkpointed(tmp_path / "c"):
+        resumed = MAP().fit(network, none_class(3), task, recipe)
+    for resumed_p, p in zip(resumed.network.parameters(), whole.network.parameters(), strict=True):
+        assert torch.equal(resumed_p, p)
 
 
 def test_members_of_an_ensemble_do_not_take_each_others_checkpoints(task, tmp_path, monkeypatch):

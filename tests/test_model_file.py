@@ -209,3 +209,8 @@ def test_a_folder_of_something_else_is_not_replaced(model, tmp_path):
     with pytest.raises(ValueError, match="folder of something else"):
         model.save(tmp_path / "photos")
     assert (tmp_path / "photos" / "one.png").exists()
+    for name in ("notes.csv", "notes.demur"):
+        (tmp_path / name).write_text("mine")
+        with pytest.raises(ValueError, match="no model"):
+            model.save(tmp_path / name)
+        assert (tmp_path / name).read_text() == "mine"

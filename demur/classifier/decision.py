@@ -2,7 +2,8 @@
 
 The threshold is a conformal quantile of the scores of n inliers that nothing was fitted or tuned with: the k-th
 smallest, k = ceil((n + 1) keep). Whatever the network, a fresh inlier from the same source is kept with probability at
-least `keep` (over the draw of those n and of itself), and at most keep + 1 / (n + 1) where scores have no ties.
+least `keep` (over the draw of those n and of itself), and at most keep + 1 / (n + 1) where scores have no ties. One
+input of every class is always trained with; where most classes have few, inliers are thus not quite drawn alike.
 """
 
 import math

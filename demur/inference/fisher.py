@@ -336,7 +336,7 @@ def _by_rules(
 
     frozen = {name: p.detach() for name, p in network.named_parameters()}
     with hooked({name: network.get_submodule(name) for name in layers}, record), _differentiable(network):
-        with mixed_precision(x.device):
+        with mixed_precision(network, x.device):
             logits = functional_call(network, frozen, (x,))
         s = root(logits.detach())
         vectors = list(s.unbind(-1)) if signs is None else [(s @ signs.to(s).unsqueeze(-1)).squeeze(-1)]

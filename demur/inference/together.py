@@ -36,6 +36,7 @@ def train_together(network: Network, likelihood: Likelihood, task: Task, recipes
         learners.append(Learner(model, likelihood, task, recipe, optimizer_for(model, recipe)))
         learners[-1].begin()
     step = Recorded(learners)
-    for epoch in range(recipes[0].epochs):
-        run_epoch(learners, step, recipes[0], cosine, epoch)
+    with seeded(recipes[0].seed, task.train.x.device):
+        for epoch in range(recipes[0].epochs):
+            run_epoch(learners, step, recipes[0], cosine, epoch)
     return [Point(learner.model.eval()) for learner in learners]

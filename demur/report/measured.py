@@ -249,8 +249,11 @@ def gather(
     def take(one: Measured) -> None:
         bare = replace(one.cell, further=None)
         before = found.get(bare)
-        if before is not None and before.about.get("folder") == one.about.get("folder") and before.cell.further:
-            one = replace(one, cell=before.cell, figures={**before.figures, **one.figures}, about=before.about)
+        # the same cell without its further inputs adds nothing to what is known of these
+        same = before is not None and before.about.get("folder") == one.about.get("folder")
+        if before is not None and same and before.cell.further and not one.cell.further:
+            about = {**one.about, "further": before.about["further"]}
+            one = replace(one, cell=before.cell, figures={**before.figures, **one.figures}, about=about)
         found[bare] = one
 
     for source in sources:

@@ -17,8 +17,8 @@ from demur.study.engine import Outcome, Place, Step, Workers, attempt
 
 def most_jobs(place: Place) -> int:
     """One a GPU, else as many as the machine has cores for."""
-    if place.device == "cuda":
-        return torch.cuda.device_count()
+    if place.device.startswith("cuda"):
+        return torch.cuda.device_count() if place.device == "cuda" else 1
     return max(1, (os.cpu_count() or 1) // place.threads)
 
 
