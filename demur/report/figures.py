@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from demur.method import parse_method
 from demur.metrics import BINS, Array, Prediction, calibration, ece, max_prob_score
@@ -159,7 +160,8 @@ def draw_shift(measured: BySeverity, published: BySeverity, label: str) -> Figur
             _boxes(axis, by_severity, -shift, INSIDE)
             _boxes(axis, beside, shift, "#999999")
             axis.set_title(method, pad=2)
-            axis.set(xticks=range(1, 6), yticks=range(0, 101, 20), ylim=(0, highest))
+            axis.set(xticks=range(1, 6), ylim=(0, highest))
+            axis.yaxis.set_major_locator(MaxNLocator(5))
             axis.grid(axis="y", linewidth=0.3)
         if published:
             marks = [Patch(color=INSIDE, label="measured"), Patch(color="#999999", label="published")]

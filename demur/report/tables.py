@@ -85,7 +85,7 @@ def markdown(rows: Sequence[Row], records: Sequence[Mapping[str, Any]]) -> str:
     lines = []
     for group in grouped(rows):
         record = records[rows.index(group[0])]
-        where = f"{record['device']}, {record['threads']} threads"
+        where = f"{record['device']}, {record['threads']} thread{'s' * (record['threads'] > 1)}"
         lines += [f"## {group[0].task}, {group[0].convention}: per cent; {where}", "", *remarks(group)]
         lines += ["| method | seed | accuracy | ECE | mean FPR95 | seconds to fit |", "|---|---|---|---|---|---|"]
         for row in group:
