@@ -56,6 +56,8 @@ def main() -> None:
         if isinstance(error, RuntimeError) and type(error).__name__ != "OutOfMemoryError":  # a GPU's
             raise
         said = str(error) or "there is not enough memory"
+        if isinstance(error, OSError) and error.filename is not None:
+            said = f"{error.filename} cannot be read or written ({error.strerror}); name another place"
         print(f"demur: {' '.join(said.split())}", file=sys.stderr)
         sys.exit(2)
 
@@ -158,12 +160,15 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the figure, and for every number.")] = Path("demo"),
 ) -> None:
     """The paper in miniature: its thirteen methods on real digits, and the toy figure. Under four minutes."""
+    import torch
+
     from demur.report.figures import draw_toy
     from demur.report.tables import table
     from demur.study.grid import PAPER_ROWS
     from demur.study.run import run as run_method
     from demur.tasks import load
 
+    torch.set_num_threads(1)  # more would mostly wait for each other over networks this small
     console = _console()
     out.mkdir(parents=True, exist_ok=True)
     digits, rows = load("digits"), []
@@ -258,7 +263,7 @@ def study(
         def after(number: int, total: int, step: str) -> None:
             describe(f"{name}: {number} of {total}; {step}")
             if not console.is_terminal:
-                print(f"{number} of {total}: {step}", file=sys.stderr, flush=True)
+                print(f"step {number} of {total}: {step}", file=sys.stderr, flush=True)
 
         failures = run_cells(cells, place, after, workers)
     results = results_of(cells, place)
@@ -365,7 +370,7 @@ def bench(
     outcomes = []
     for outcome in run_rows(chosen, Conditions(_device(device), small, laplace_python)):
         outcomes.append(outcome)
-        print(*lines(outcome), sep="\n", flush=True)
+        print(*lines(outcome, judge=not small), sep="\n", flush=True)
     grown = []
     if not names or "growth" in names:
         print("growth: time and memory as sizes double four times; slope 1 is linear, 0 constant")
@@ -484,6 +489,8 @@ def evaluate(
     with _counting(inputs.name) as count:
         found = evaluation.evaluate(model.name, classifier, inside, outside, place, count)
     _console().print(evaluation.sheet(found))
+    if shortfall := evaluation.shortfall(found):
+        print(f"demur: note: {shortfall}", file=sys.stderr)
     if report is not None:
         evaluation.write_evaluation(found, report)
         print(f"wrote {report / 'index.html'}")
@@ -610,6 +617,8 @@ def _open_for(classifier: "Classifier", path: Path, labelled: bool = False, labe
 
     fitted = classifier.preprocessing_
     channels, *size = fitted.shape if isinstance(fitted, Pictures) else (None,)
+    if isinstance(fitted, Pictures) and path.suffix.lower() in (".csv", ".tsv", ".jsonl", ".txt"):
+        raise ValueError(f"{path} holds no pictures, and the model is for pictures; give it what it was fitted to")
     columns = tuple(getattr(classifier, "feature_names_in_", ()))
     given = open_inputs(
         path,

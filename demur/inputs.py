@@ -463,7 +463,11 @@ def read_outliers(named: str, inputs: Inputs, inliers: X, store: Store) -> str |
         return named
     if inputs.kind == "rows" or not store.has(named, "train"):
         known = [name for name, data in CATALOGUE.items() if data.kind == STORED.get(inputs.kind)]
-        choose(dict.fromkeys([*MADE[inputs.kind], *known]), named, f"outliers for {inputs.kind}, and no file,")
+        choose(
+            dict.fromkeys([*MADE[inputs.kind], *known]),
+            named,
+            f"path, made-up outliers or data set of {inputs.kind}",
+        )
     if inputs.kind == "pictures":
         assert inputs.shape
         pictures, _ = store.images(named, "train")

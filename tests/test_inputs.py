@@ -140,7 +140,8 @@ def test_outliers_are_a_path_a_data_set_or_a_name(tmp_path, data_root):
     drawn = read_outliers("wikitext2", texts, inliers, store)
     assert {len(text.split()) for text in drawn} == {2, 3}  # as long as the inliers
     with pytest.raises(
-        ValueError, match=re.escape("unknown outliers for texts, and no file, 'wikitext3'; did you mean 'wikitext2'")
+        ValueError,
+        match=re.escape("unknown path, made-up outliers or data set of texts 'wikitext3'; did you mean 'wikitext2'"),
     ):
         read_outliers("wikitext3", texts, inliers, store)
     with pytest.raises(ValueError, match="holds texts, the training data rows"):

@@ -114,9 +114,9 @@ class Outcome:
 
 
 def run_rows(rows: Iterable[Row], conditions: Conditions) -> Iterator[Outcome]:
-    """Each row's outcome as soon as it is known; `conditions.small` runs rows for a GPU on any device."""
+    """Each row's outcome as soon as it is known."""
     for row in rows:
-        if row.device == "cuda" and conditions.device == "cpu" and not conditions.small:
+        if row.device == "cuda" and conditions.device == "cpu":
             yield Outcome(row, skipped="needs a GPU")
             continue
         try:

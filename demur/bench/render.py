@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from demur.bench.frame import Outcome, Verdict
 
 
-def lines(outcome: Outcome) -> Iterator[str]:
-    """The row's name and work, then a line a contestant: time, and what its targets came to."""
+def lines(outcome: Outcome, judge: bool = True) -> Iterator[str]:
+    """The row's name and work, then a line a contestant: time and, if they are to be judged, what targets came to."""
     row = outcome.row
     if outcome.skipped:
         yield f"{row.name}: {row.work}: skipped ({outcome.skipped})"
@@ -21,10 +21,10 @@ def lines(outcome: Outcome) -> Iterator[str]:
             said.append(f"{outcome.peak[name] / 2**20:.0f} MiB")
         if name in outcome.agreement:
             said.append(f"differs by {outcome.agreement[name]:.0e}")
-        if name == outcome.ours:
+        if name == outcome.ours and judge:
             said += [f"{share:.0%} of the {limit}" for limit, share in outcome.shares.items()]
         rival = None if name == outcome.ours else name
-        said += [judged(verdict) for verdict in outcome.verdicts() if verdict.target.rival == rival]
+        said += [judged(verdict) for verdict in outcome.verdicts() if judge and verdict.target.rival == rival]
         yield ", ".join(said)
 
 

@@ -1,6 +1,7 @@
 """One model on your own data: what it gets right, what it refuses, how well its scores tell outliers from inliers."""
 
 import csv
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -219,6 +220,18 @@ def tables(evaluation: Evaluation) -> dict[str, Lines]:
     return made
 
 
+def shortfall(evaluation: Evaluation) -> str | None:
+    """A sentence, if fewer inliers are kept than chance explains."""
+    limit, kept, n = evaluation.thresholds, evaluation.decisions[INLIERS]["kept"], len(evaluation.y)
+    chance = math.sqrt(limit.keep * (1 - limit.keep) * (1 / n + 1 / limit.count))
+    if kept >= limit.keep - 3 * chance:
+        return None
+    return (
+        f"{per_cent(kept)} % of the inliers are kept where {per_cent(limit.keep)} % were to be: "
+        "they are not like those that the model was fitted to"
+    )
+
+
 def sheet(evaluation: Evaluation) -> Group:
     parts = []
     for title, (head, rows) in tables(evaluation).items():
@@ -314,10 +327,13 @@ def page(evaluation: Evaluation, drawn: Mapping[str, str], figures: Path) -> str
         for name, of in evaluation.by_class.items()
     ]
     made = tables(evaluation) | {"Classes, per cent": (("class", "inputs", "accuracy", "kept"), by_class)}
+    said = shortfall(evaluation)
+    warned = f" <strong>{escape(said)}.</strong>" if said else ""
     return (
         f"{head}<body><header><h1>{escape(evaluation.model)}</h1><p>{len(evaluation.classes)} classes; refused is what "
         f"scores above {limit.refuse:.4g} by {limit.score}, which keeps {per_cent(limit.keep)} % of inliers like the "
-        f"{limit.count:,} that it was chosen by. In a file: <a href='figures.csv'>every figure</a>.</p></header>"
+        f"{limit.count:,} that it was chosen by.{warned} In a file: "
+        "<a href='figures.csv'>every figure</a>.</p></header>"
         f"<main>{''.join(html_table(title, *table) for title, table in made.items())}<h2>Figures</h2>"
         f"<div class='figures'>{''.join(html_figure(name, text, figures) for name, text in drawn.items())}"
         "</div></main></body></html>\n"

@@ -57,6 +57,9 @@ class Store:
     root: Path
     cache: Path | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "root", Path(self.root))  # a name will do
+
     def images(self, name: str, split: str) -> tuple[Tensor, Tensor | None]:
         """Pictures (N, C, H, W), uint8, and labels (N,), None where there are none; writing to them changes no file."""
         shards = self.shards(name, split)
