@@ -270,7 +270,7 @@ def test_the_record_says_how_it_was_made(place: Place):
 def test_the_command_says_what_it_does_and_its_exit_code_what_failed(tmp_path: Path):
     quickly = ("--epochs", "1", "--limit", "200", "--jobs", "1", "--runs", "runs")
     first = demur_command("study", "digits", "--method", "map", *quickly, cwd=tmp_path)
-    assert (first.returncode, first.stderr) == (0, "1 of 1: digits map, seed 0, corrected\n")
+    assert (first.returncode, first.stderr) == (0, "step 1 of 1: digits map, seed 0, corrected\n")
     again = demur_command("study", "digits", "--method", "map", *quickly, cwd=tmp_path)
     assert (again.returncode, again.stderr) == (0, "")
     assert "1 done" in again.stdout
