@@ -53,7 +53,9 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (ValueError, FloatingPointError, OSError, MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and type(error).__name__ != "OutOfMemoryError":  # a GPU's
+        import torch
+
+        if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
             raise
         said = str(error) or "there is not enough memory"
         if isinstance(error, OSError) and error.filename is not None:

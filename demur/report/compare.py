@@ -10,9 +10,10 @@ import numpy as np
 
 from demur.method import METHODS
 from demur.report.intervals import over_seeds
-from demur.report.measured import FAR_AWAY, Measured, scored
+from demur.report.measured import Measured, scored
 from demur.study.grid import Cell
 from demur.study.published import DEFAULT_OUTLIERS, TABLES, TEST, Column, Figure, Row, Table, mean_but
+from demur.study.run import FAR_AWAY
 from demur.tasks.images import STAND_INS
 
 # by metric: whether more is better; the confidence on test data is neither

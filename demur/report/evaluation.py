@@ -23,10 +23,8 @@ from demur.classifier.decision import REFUSAL_SCORES, Thresholds, is_unknown, sc
 from demur.inputs import Inputs, listed
 from demur.metrics import BINS, METRICS, Array, Prediction, Separation, calibration, max_prob_score
 from demur.predictive import predict
-from demur.report.figures import INSIDE, OUTSIDE, save_figure
-from demur.report.figures import _drawing as drawing
-from demur.report.figures import _panels as panels
-from demur.report.page import _figure as html_figure
+from demur.report.figures import INSIDE, OUTSIDE, one_column_wide, panels, save_figure
+from demur.report.page import html_figure
 
 SHOWN = {"accuracy": "accuracy (%)", "ece": "ECE (%)", "brier": "Brier score", "nll": "NLL (nats)"}
 AGAINST = {"fpr95": "FPR95", "auroc": "AUROC", "aupr": "AUPR"}
@@ -266,7 +264,7 @@ def draw(evaluation: Evaluation) -> dict[str, tuple[str, Figure]]:
 def draw_reliability(evaluation: Evaluation) -> Figure:
     """Accuracy by confidence; a bar is as dark as its bin is full."""
     count, _, accuracy = calibration(-max_prob_score(evaluation.given_a_class), evaluation.right)
-    with drawing(height=2.4) as figure:
+    with one_column_wide(height=2.4) as figure:
         axis = figure.subplots()
         axis.plot([0, 1], [0, 1], color="black", linewidth=0.6, linestyle=":")
         for place in np.flatnonzero(count):
@@ -286,7 +284,7 @@ def draw_scores(evaluation: Evaluation) -> Figure:
         return 100 * np.searchsorted(inside, values, "left") / len(inside)
 
     edges = np.linspace(0, 100, 21)
-    with drawing(height=0.5 + 1.2 * -(-len(evaluation.ood) // 2)) as figure:
+    with one_column_wide(height=0.5 + 1.2 * -(-len(evaluation.ood) // 2)) as figure:
         axes = panels(figure, len(evaluation.ood), columns=min(2, len(evaluation.ood)))
         for axis, (name, prediction) in zip(axes, evaluation.ood.items(), strict=True):
             share = np.histogram(rank(score_of(prediction, score)), edges)[0] / len(prediction)
@@ -302,7 +300,7 @@ def draw_scores(evaluation: Evaluation) -> Figure:
 
 def draw_roc(evaluation: Evaluation) -> Figure:
     """Inliers kept against outliers kept, a panel a set of outliers, a line a score."""
-    with drawing(height=0.6 + 1.45 * -(-len(evaluation.ood) // 2)) as figure:
+    with one_column_wide(height=0.6 + 1.45 * -(-len(evaluation.ood) // 2)) as figure:
         axes = panels(figure, len(evaluation.ood), columns=min(2, len(evaluation.ood)))
         for axis, (name, prediction) in zip(axes, evaluation.ood.items(), strict=True):
             for score, inside, outside in scored(evaluation.inside, prediction):

@@ -19,6 +19,7 @@ from demur.predictive import predict
 from demur.study.further import HALF_WIDTHS, PIXELS, grid
 from demur.study.grid import TOY_ROWS, setting
 from demur.study.results import Result
+from demur.study.run import FAR_AWAY
 from demur.tasks import Split, load
 
 
@@ -79,7 +80,7 @@ WIDTH = 3.3  # inches: one column
 
 
 @contextmanager
-def _drawing(height: float) -> Iterator[Figure]:
+def one_column_wide(height: float) -> Iterator[Figure]:
     """A figure of one column's width, in small print."""
     with rc_context(
         {
@@ -98,7 +99,7 @@ def _drawing(height: float) -> Iterator[Figure]:
         yield Figure(figsize=(WIDTH, height), layout="constrained")
 
 
-def _panels(figure: Figure, count: int, columns: int) -> list[Axes]:
+def panels(figure: Figure, count: int, columns: int) -> list[Axes]:
     """Axes in rows, as many as are needed, with common scales."""
     rows = -(-count // columns)
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
@@ -127,7 +128,7 @@ Confidences = Mapping[str, Mapping[str, float]]  # by task and method
 def draw_noise_confidence(measured: Confidences, published: Confidences) -> Figure:
     """The paper's first figure: mean confidence on uniform noise; measured as bars, published as diamonds."""
     methods = {"map+oe": ("OE", "#e69f00"), "de": ("DE", "#999999"), "vb": ("VB", "#56b4e9"), "la": ("LA", "#0072b2")}
-    with _drawing(height=1.9) as figure:
+    with one_column_wide(height=1.9) as figure:
         axis = figure.subplots()
         for offset, (method, (_, colour)) in enumerate(methods.items()):
             for place, task in enumerate(measured):
@@ -150,8 +151,8 @@ BySeverity = Mapping[str, Mapping[int, Sequence[float]]]  # method to severity t
 def draw_shift(measured: BySeverity, published: BySeverity, label: str) -> Figure:
     """A metric by severity, a box over the corruptions; a panel for every method, so that boxes stay wide enough to
     read. The published boxes stand in grey beside the measured ones."""
-    with _drawing(height=0.35 + 0.95 * -(-len(measured) // 3)) as figure:
-        axes = _panels(figure, len(measured), columns=3)
+    with one_column_wide(height=0.35 + 0.95 * -(-len(measured) // 3)) as figure:
+        axes = panels(figure, len(measured), columns=3)
         drawn = [by_severity for methods in (measured, published) for by_severity in methods.values()]
         highest = 105 * max(max(values) for by_severity in drawn for values in by_severity.values())
         for axis, (method, by_severity) in zip(axes, measured.items(), strict=True):
@@ -189,8 +190,8 @@ def _boxes(axis: Axes, by_severity: Mapping[int, Sequence[float]], shift: float,
 
 def draw_reliability(results: Sequence[Result]) -> Figure:
     """Accuracy by confidence, a panel a method; a bar is as dark as its bin is full. ECE in brackets, in per cent."""
-    with _drawing(height=0.35 + 1.02 * -(-len(results) // 3)) as figure:
-        axes = _panels(figure, len(results), columns=3)
+    with one_column_wide(height=0.35 + 1.02 * -(-len(results) // 3)) as figure:
+        axes = panels(figure, len(results), columns=3)
         for axis, result in zip(axes, results, strict=True):
             confidence = -max_prob_score(result.test)
             right = result.test.probs.argmax(1).numpy(force=True) == result.y.numpy(force=True)
@@ -208,13 +209,13 @@ def draw_reliability(results: Sequence[Result]) -> Figure:
     return figure
 
 
-def draw_scores(results: Sequence[Result], far_away: str = "far_away") -> Figure:
+def draw_scores(results: Sequence[Result]) -> Figure:
     """Confidence on the test data against that on all OOD sets together, but for the far-away one."""
     edges = np.linspace(0, 1, 41)
-    with _drawing(height=0.55 + 0.85 * -(-len(results) // 3)) as figure:
-        axes = _panels(figure, len(results), columns=3)
+    with one_column_wide(height=0.55 + 0.85 * -(-len(results) // 3)) as figure:
+        axes = panels(figure, len(results), columns=3)
         for axis, result in zip(axes, results, strict=True):
-            outside = [-max_prob_score(prediction) for name, prediction in result.ood.items() if name != far_away]
+            outside = [-max_prob_score(prediction) for name, prediction in result.ood.items() if name != FAR_AWAY]
             for values, colour in ((-max_prob_score(result.test), INSIDE), (np.concatenate(outside), OUTSIDE)):
                 share = 100 * np.histogram(values, edges)[0] / len(values)
                 axis.stairs(share, edges, color=colour, fill=True, alpha=0.35)
@@ -234,8 +235,8 @@ def draw_roc(results: Sequence[Result]) -> Figure:
     names = list(dict.fromkeys(name for result in results for name in result.ood))
     rows = -(-len(names) // 2)
     legend_rows = -(-len(results) // 4)
-    with _drawing(height=0.4 + 0.14 * legend_rows + 1.45 * rows) as figure:
-        axes = _panels(figure, len(names), columns=2)
+    with one_column_wide(height=0.4 + 0.14 * legend_rows + 1.45 * rows) as figure:
+        axes = panels(figure, len(names), columns=2)
         for axis, name in zip(axes, names, strict=True):
             for result in results:
                 if name in result.ood:

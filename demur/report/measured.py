@@ -24,12 +24,12 @@ from demur.study.further import shifted
 from demur.study.grid import Cell
 from demur.study.published import LEFT_OUT, OOD_SETS, SHIFT_SETS, TEST, mean_but
 from demur.study.results import Result, find_cells, read_result
+from demur.study.run import FAR_AWAY
 from demur.tasks.images import NOISE, STAND_INS
 from demur.tasks.shift import CORRUPTIONS
 
 RESULTS, CELLS = "results.csv", "cells.csv"
 CELL = ("task", "outliers", "method", "seed", "convention", "epochs", "limit")
-FAR_AWAY = "far_away"
 DIGITS = 6  # after the point, of a fraction
 WITH_INTERVALS = ("max_prob", "none")  # the scores of the paper's tables
 

@@ -59,7 +59,7 @@ def page(cells: Sequence[Measured], made: Sequence[ReportTable], drawn: Mapping[
         "SUMMARY": escape(summary),
         "CONTENTS": contents,
         "TABLES": "".join(map(_table, made)),
-        "FIGURES": "".join(_figure(name, caption, figures) for name, caption in drawn.items()),
+        "FIGURES": "".join(html_figure(name, caption, figures) for name, caption in drawn.items()),
     }
     for name, html in filled.items():
         frame = frame.replace(f"<!-- {name} -->", html)
@@ -102,7 +102,7 @@ def _cell(entry: Entry) -> str:
     return f"<td{value}{hint}>{shown}{''.join(f'<br><small>{text}</small>' for text in below)}</td>"
 
 
-def _figure(name: str, caption: str, folder: Path) -> str:
+def html_figure(name: str, caption: str, folder: Path) -> str:
     drawing = base64.b64encode((folder / f"{name}.svg").read_bytes()).decode()
     return (
         f'<figure id="figure-{escape(name)}"><img alt="{escape(caption)}" src="data:image/svg+xml;base64,{drawing}">'

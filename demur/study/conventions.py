@@ -14,7 +14,7 @@ from demur.method import parse_method
 from demur.names import choose
 from demur.networks import Network
 from demur.posterior import Gaussian, Posterior
-from demur.study.grid import TEXTS, Cell, setting
+from demur.study.grid import CONVENTIONS, TEXTS, Cell, setting
 from demur.tasks import IMAGES, Store, Task, default_outliers
 from demur.tasks.base import Recipe
 
@@ -55,7 +55,7 @@ def resolve(cell: Cell, store: Store) -> Fit:
         outliers = default_outliers(cell.task, store)
     data = Data(cell.task, outliers, cell.limit)
     fit = Fit(cell.method, data, given.network, method.likelihood, given.inference or method.inference, recipe)
-    return choose(CONVENTIONS, cell.convention, "convention")(fit)
+    return choose(CHANGES, cell.convention, "convention")(fit)
 
 
 def corrected(fit: Fit) -> Fit:
@@ -165,4 +165,4 @@ def _soft_labels_of_many_classes(fit: Fit) -> Fit:
     return replace(fit, likelihood=soft_labels_shared_among_classes, inference=inference, recipe=recipe)
 
 
-CONVENTIONS: dict[str, Callable[[Fit], Fit]] = {"corrected": corrected, "published": published}
+CHANGES: dict[str, Callable[[Fit], Fit]] = dict(zip(CONVENTIONS, (corrected, published), strict=True))
