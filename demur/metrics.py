@@ -66,6 +66,14 @@ def none_score(prediction: Prediction) -> Array | None:
     return None if prediction.none is None else _double(prediction.none)
 
 
+def none_share_score(prediction: Prediction) -> Array | None:
+    """Of the probability of "none" and of the best class, how much is the former's; above one half it is the larger."""
+    if prediction.none is None:
+        return None
+    none, best = _double(prediction.none), _double(prediction.probs).max(1)
+    return none / (none + best)
+
+
 def entropy_score(prediction: Prediction) -> Array:
     """Entropy of the averaged probabilities."""
     return _double(entropy(spread(prediction.probs.double(), prediction.none)))
@@ -81,6 +89,7 @@ SCORES: Mapping[str, Callable[[Prediction], Array | None]] = MappingProxyType(
     {
         "max_prob": max_prob_score,
         "none": none_score,
+        "none_share": none_share_score,
         "entropy": entropy_score,
         "mutual_information": mutual_information_score,
     }

@@ -180,7 +180,8 @@ def prediction(network: str, conditions: Conditions, stack: ExitStack) -> dict[s
 def five_lenets(conditions: Conditions, stack: ExitStack) -> dict[str, Contestant]:
     steps, batch, device = (1, 4, conditions.device) if conditions.small else (100, BATCH, conditions.device)
     task, likelihood = random_task(steps * batch, NETWORKS["lenet"][1], device), none_class(NUM_CLASSES)
-    recipe = replace(RECIPES["lenet"], epochs=2, batch_size=batch)
+    epochs = 2 if conditions.small else 10  # or what is seen is the recording
+    recipe = replace(RECIPES["lenet"], epochs=epochs, batch_size=batch)
 
     def together() -> None:
         Ensemble().fit(lenet, likelihood, task, recipe)
@@ -190,8 +191,8 @@ def five_lenets(conditions: Conditions, stack: ExitStack) -> dict[str, Contestan
             MAP().fit(lenet, likelihood, task, its_recipe)
 
     return {
-        "together": lambda: timed(together, device, 2 * steps),
-        "one after another": lambda: timed(in_turn, device, 2 * steps),
+        "together": lambda: timed(together, device, epochs * steps),
+        "one after another": lambda: timed(in_turn, device, epochs * steps),
     }
 
 

@@ -8,9 +8,7 @@ input of every class is always trained with; where most classes have few, inlier
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,19 +20,6 @@ from demur.names import choose
 UNSURE, UNKNOWN = "unsure", "unknown"
 
 
-def none_share(prediction: Prediction) -> Array | None:
-    """Of the probability of "none" and of the best class, how much is the former's; above one half it is the larger."""
-    if prediction.none is None:
-        return None
-    none, best = prediction.none.double(), prediction.probs.double().amax(1)
-    return (none / (none + best)).numpy(force=True)
-
-
-REFUSAL_SCORES: Mapping[str, Callable[[Prediction], Array | None]] = MappingProxyType(
-    {"none_share": none_share, **SCORES}
-)
-
-
 def default_score(likelihood: Likelihood) -> str:
     """Measured to refuse the most outliers (docs/first-ten-minutes.md)."""
     return "none_share" if likelihood.has_none_class else "entropy"
@@ -42,7 +27,7 @@ def default_score(likelihood: Likelihood) -> str:
 
 def score_of(prediction: Prediction, name: str) -> Array:
     """The score of that name; high for outliers."""
-    values = choose(REFUSAL_SCORES, name, "score")(prediction)
+    values = choose(SCORES, name, "score")(prediction)
     if values is None:
         raise ValueError(f"score {name!r} needs a none class; choose a method that ends in '+nc', or another score")
     return values

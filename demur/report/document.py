@@ -59,7 +59,7 @@ def _overview(cells: Sequence[Measured]) -> str:
             ]
         )
     head = ["task", "outliers", "convention", "epochs", "training inputs", "methods", "seeds", "device"]
-    return _markdown(head, rows)
+    return markdown_table(head, rows)
 
 
 def _costs(cells: Sequence[Measured]) -> str:
@@ -74,9 +74,9 @@ def _costs(cells: Sequence[Measured]) -> str:
         [f"`{method}`", *(f"{np.mean(took[method]):.1f}" if method in took else "" for took in seconds.values())]
         for method in methods
     ]
-    return _markdown(["method", *("<br>".join(column) for column in seconds)], rows)
+    return markdown_table(["method", *("<br>".join(column) for column in seconds)], rows)
 
 
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

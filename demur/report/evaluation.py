@@ -19,9 +19,9 @@ from rich.table import Table
 from torch import Tensor
 
 from demur.classifier import Classifier
-from demur.classifier.decision import REFUSAL_SCORES, Thresholds, is_unknown, score_of
+from demur.classifier.decision import Thresholds, is_unknown, score_of
 from demur.inputs import Inputs, listed
-from demur.metrics import BINS, METRICS, Array, Prediction, Separation, calibration, max_prob_score
+from demur.metrics import BINS, METRICS, SCORES, Array, Prediction, Separation, calibration, max_prob_score
 from demur.predictive import predict
 from demur.report.figures import INSIDE, OUTSIDE, one_column_wide, panels, save_figure
 from demur.report.page import html_figure
@@ -29,7 +29,7 @@ from demur.report.page import html_figure
 SHOWN = {"accuracy": "accuracy (%)", "ece": "ECE (%)", "brier": "Brier score", "nll": "NLL (nats)"}
 AGAINST = {"fpr95": "FPR95", "auroc": "AUROC", "aupr": "AUPR"}
 INLIERS = "inliers"
-COLOURS = dict(zip(REFUSAL_SCORES, (OUTSIDE, INSIDE, "#009e73", "#e69f00", "#999999"), strict=True))
+COLOURS = dict(zip(SCORES, (OUTSIDE, INSIDE, "#009e73", "#e69f00", "#999999"), strict=True))
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def joined(parts: Sequence[Prediction]) -> Prediction:
 
 def scored(inside: Prediction, outside: Prediction) -> Iterator[tuple[str, Array, Array]]:
     """Every score that the model has, on both."""
-    for name, score in REFUSAL_SCORES.items():
+    for name, score in SCORES.items():
         values, others = score(inside), score(outside)
         if values is not None and others is not None:
             yield name, values, others

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from demur.metrics import METRICS, SCORES, Separation, mmc, ood_metrics
 from demur.report.intervals import AGAINST, INSIDE, against, counts, interval
-from demur.study.further import shifted
+from demur.study.further import PRINTED, VALIDATION, shifted
 from demur.study.grid import Cell
 from demur.study.published import LEFT_OUT, OOD_SETS, SHIFT_SETS, TEST, mean_but
 from demur.study.results import Result, find_cells, read_result
@@ -31,7 +31,7 @@ from demur.tasks.shift import CORRUPTIONS
 RESULTS, CELLS = "results.csv", "cells.csv"
 CELL = ("task", "outliers", "method", "seed", "convention", "epochs", "limit")
 DIGITS = 6  # after the point, of a fraction
-WITH_INTERVALS = ("max_prob", "none")  # the scores of the paper's tables
+WITH_INTERVALS = ("max_prob", "none", "none_share")  # the scores of the paper's tables, and ours
 
 
 class Value(NamedTuple):
@@ -75,7 +75,9 @@ Resampled = tuple[float, NDArray[np.float64]]  # a figure, and what it is in eve
 
 
 def measure(result: Result, folder: Path | None = None) -> Measured:
-    exact: dict[tuple[str, str], Value] = dict(_inside(result)) | dict(_outside(result)) | dict(_under_shift(result))
+    exact: dict[tuple[str, str], Value] = {}
+    for part in (_inside, _outside, _under_shift, _on_validation):
+        exact |= part(result)
     figures = {place: _rounded(value) for place, value in exact.items()}
     return Measured(result.cell, figures, _about(result, folder), folder)
 
@@ -159,6 +161,16 @@ def _under_shift(result: Result) -> Iterator[tuple[tuple[str, str], Value]]:
         for metric, resample in INSIDE.items():
             parts = [(METRICS[metric](one, y), resample(one, y, drawn)) for one in of_severity]
             yield (mean_name, metric), _value(_mean(parts))
+
+
+def _on_validation(result: Result) -> Iterator[tuple[tuple[str, str], Value]]:
+    """What a method may be chosen by."""
+    if result.cell.further != "validation" or result.further is None:
+        return
+    inside, outside = (result.further.sets[name] for name in (VALIDATION, PRINTED))
+    yield (VALIDATION, "accuracy"), Value(METRICS["accuracy"](inside, result.further.y))
+    for metric, value in ood_metrics(inside, outside).items():
+        yield (PRINTED, metric), Value(value)
 
 
 def _about(result: Result, folder: Path | None) -> dict[str, str]:

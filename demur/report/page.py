@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from demur.report import render
+from demur.report.claims import claims_document
 from demur.report.compare import Entry, Line, ReportTable, tables
 from demur.report.document import document
 from demur.report.drawings import Drawing, from_figures, from_predictions
@@ -15,7 +16,7 @@ from demur.report.measured import CELLS, RESULTS, Measured, cells_csv, results_c
 
 
 def write_report(cells: Sequence[Measured], out: Path) -> None:
-    """results.csv, cells.csv, RESULTS.md, tables/, figures/ and index.html.
+    """results.csv, cells.csv, RESULTS.md, tables/, figures/, index.html, and claims.md where a claim can be tested.
 
     Cells measured from predictions and the same cells read from the two tables make the same files, but that some
     figures need predictions; cells.csv alone has times in it.
@@ -32,6 +33,8 @@ def write_report(cells: Sequence[Measured], out: Path) -> None:
             (out / "tables" / f"{table.name}.{suffix}").write_text(write(table), "utf-8")
     drawn = _saved(from_figures(cells), out / "figures")
     (out / "RESULTS.md").write_text(document(cells, made, drawn), "utf-8")
+    if (claims := claims_document(cells)) is not None:
+        (out / "claims.md").write_text(claims, "utf-8")
     drawn |= _saved(from_predictions(cells), out / "figures")
     (out / "index.html").write_text(page(cells, made, drawn, out / "figures"), "utf-8")
 

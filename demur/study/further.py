@@ -1,10 +1,13 @@
-"""Inputs that a cell may be asked to predict beside its task's own: pictures under shift, the plane of the toy."""
+"""Inputs that a cell may be asked to predict beside its task's own: pictures under shift, the plane of the toy, and
+what a method may be chosen by without a look at what it is tested with."""
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
+import numpy as np
 import torch
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from demur.study.conventions import Data
@@ -48,4 +51,30 @@ def grid(half: float) -> Tensor:
     return torch.cartesian_prod(line, line)
 
 
-FURTHER: Mapping[str, Callable[[Data, Store], Inputs]] = MappingProxyType({"shift": shift, "plane": plane})
+VALIDATION, PRINTED = "validation/inliers", "validation/printed_letters"
+LETTERS = "ABDEFGHJKLMNPQRTUVWXYabdefghkmnpqrtuwy"  # none that passes for a digit
+LETTER_COUNT = 2_000
+
+
+def validation(data: Data, store: Store) -> Inputs:
+    """Held-out inliers, and letters that are nobody's test data: for tasks of grey pictures."""
+    held_out = load_task(data.name, store=store, outliers="uniform", limit=data.limit).validation
+    return held_out.y, {VALIDATION: held_out.x, PRINTED: printed_letters(LETTER_COUNT, held_out.x.shape[-1])}
+
+
+def printed_letters(count: int, size: int) -> Tensor:
+    """(count, 1, size, size) of uint8: white on black, in one font, of many sizes, more or less bold and upright."""
+    draw, pictures = np.random.default_rng(0), []
+    for number in range(count):
+        picture = Image.new("L", (2 * size, 2 * size))
+        font = ImageFont.load_default(size=size * draw.uniform(1.1, 1.7))
+        letter, bold = LETTERS[number % len(LETTERS)], int(draw.integers(2))
+        ImageDraw.Draw(picture).text((size, size), letter, 255, font, anchor="mm", stroke_width=bold)
+        turned = picture.rotate(draw.uniform(-15, 15), Image.Resampling.BILINEAR)
+        pictures.append(np.asarray(turned.resize((size, size), Image.Resampling.LANCZOS)))
+    return torch.from_numpy(np.stack(pictures)).unsqueeze(1)
+
+
+FURTHER: Mapping[str, Callable[[Data, Store], Inputs]] = MappingProxyType(
+    {"shift": shift, "plane": plane, "validation": validation}
+)

@@ -15,6 +15,7 @@ from demur.streams import generator_for
 from demur.tasks.augment import Jitter, random_crops
 from demur.tasks.base import Augment, Fixed, OutlierSource, Split, Task
 from demur.tasks.catalogue import CATALOGUE
+from demur.tasks.made import ShuffledPatches
 from demur.tasks.outliers import Mixed, Smooth, Uniform, far_away, smooth, uniform
 from demur.tasks.overlap import overlapping_classes, read_class_names, read_known_overlap
 from demur.tasks.shift import grey
@@ -53,6 +54,7 @@ STAND_INS = {"lsun_classroom": "places_classroom", PHOTOGRAPHS: "tiny_imagenet32
 NOISE: Mapping[str, Callable[[Tensor], OutlierSource]] = MappingProxyType(
     {"smooth": Smooth, "uniform": lambda pictures: Uniform(pictures.shape)}
 )
+MADE: Mapping[str, Callable[[Tensor], OutlierSource]] = MappingProxyType({**NOISE, "patches": ShuffledPatches})
 
 
 def image_task(
@@ -66,10 +68,10 @@ def image_task(
 ) -> Task:
     """A labelled set of the store as a task.
 
-    `outliers` are `smooth` (made from the training pictures), `uniform`, any pictures of the store that have a split
-    `train`, or a mix, `a+b`; by default imagenet32, or tiny_imagenet32 where the store has only that. `exclude_overlap`
-    leaves out those of their classes that are also the task's. `limit` keeps that many training pictures. Validation
-    pictures, 2,000 or a tenth, are held out of `train`, or of `test` as the paper's were.
+    `outliers` are `smooth` and `patches` (made from the training pictures), `uniform`, any pictures of the store that
+    have a split `train`, or a mix, `a+b`; by default imagenet32, or tiny_imagenet32 where the store has only that.
+    `exclude_overlap` leaves out those of their classes that are also the task's. `limit` keeps that many training
+    pictures. Validation pictures, 2,000 or a tenth, are held out of `train`, or of `test` as the paper's were.
     """
     check_limit(limit)
     companions = choose(COMPANIONS, name, "task")
@@ -77,8 +79,8 @@ def image_task(
     shape, classes = train.x.shape[1:], store.classes(name, "train")
 
     def source(part: str) -> OutlierSource:
-        if part in NOISE:
-            return NOISE[part](train.x)
+        if part in MADE:
+            return MADE[part](train.x)
         pictures = pictures_named(store, part)
         if exclude_overlap:
             pictures = pictures[~shows_class_of(store, part, name, classes)]
@@ -179,7 +181,7 @@ def pictures_named(store: Store, name: str) -> Tensor:
     """Pictures to make training outliers of; a name that nothing is known by is an error that helps."""
     if not store.has(name, "train"):
         known = [other for other, data in CATALOGUE.items() if data.kind == "images" and "train" in data.splits]
-        choose(dict.fromkeys([*NOISE, *known]), name, "outliers")
+        choose(dict.fromkeys([*MADE, *known]), name, "outliers")
     return store.images(name, "train")[0]
 
 

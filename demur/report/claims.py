@@ -1,0 +1,732 @@
+"""claims.md: what the paper claims, one by one, each tested alike on our figures and on those it prints.
+
+A claim is data: the cells that it needs, and a function from a view of figures to cases, the lines of its table. There
+are three views: our networks of each convention, judged by the metrics of that convention, and the paper's tables.
+"""
+
+import json
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+
+import numpy as np
+
+from demur.report.compare import outliers_of
+from demur.report.document import markdown_table
+from demur.report.intervals import over_seeds
+from demur.report.measured import Measured
+from demur.report.render import per_cent
+from demur.study.grid import BAYESIAN, CONVENTIONS, STUDIES, Cell, commands
+from demur.study.published import (
+    DEFAULT_OUTLIERS,
+    LEFT_OUT,
+    MEAN,
+    OOD_SETS,
+    SHIFT_SETS,
+    TEST,
+    figures,
+    mean_but,
+    shift_by_severity,
+)
+from demur.study.run import FAR_AWAY
+
+NOISE = "smooth"  # what the paper trains with where it trains with noise
+WAYS = ("nc", "sl", "ml", "oe")  # to show outliers
+WITH_OUTLIERS = tuple(method for method in BAYESIAN if "+" in method)
+LA_WITH_OUTLIERS = tuple(f"la+{way}" for way in WAYS)
+EASY, HARD = ("mnist", "fashion_mnist"), ("cifar10", "cifar100")
+
+ALIKE = 0.03  # accuracies and confidences that are called similar differ by no more
+TWICE = 2.2  # twice the inputs, and a tenth for the clock
+
+# the share of the most frequent class in the test data: tells the paper's collapsed classifiers by their accuracy
+MAJORITY = {
+    "mnist": 0.1135,
+    "fashion_mnist": 0.1,
+    "svhn": 0.1959,
+    "cifar10": 0.1,
+    "cifar100": 0.01,
+    "sst": 0.5008,
+    "trec": 0.246,
+}
+
+
+# figures ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Known:
+    """A figure as a fraction; `half` is half its 95 % interval, nothing for what is printed in the paper."""
+
+    value: float
+    half: float = 0.0
+    collapsed: bool = False  # of a classifier that tells no classes apart
+
+    def text(self, with_half: bool = False) -> str:
+        if math.isnan(self.value):
+            return "undefined"
+        return per_cent(self.value) + f"±{per_cent(self.half)}" * (with_half and self.half > 0) + "‡" * self.collapsed
+
+
+@dataclass(frozen=True)
+class View:
+    """Figures of one origin."""
+
+    convention: str  # whose metrics it is judged by
+    look: Callable[[str, str, str, str, str], Known]  # by task, method, training outliers, set and metric
+    seeds: Callable[[Cell], int]  # how many there are of a cell
+    seconds: Callable[[str, str], Mapping[int, float]]  # to fit, by seed
+    eces: tuple[str, ...]  # the one it is judged by, and then others that it has
+
+    @property
+    def accuracy(self) -> str:
+        return "accuracy" if self.convention == "corrected" else "accuracy_with_none"
+
+    def known(self, task: str, method: str, where: str, metric: str, outliers: str | None = None) -> Known:
+        return self.look(task, method, outliers or DEFAULT_OUTLIERS.get(task, "default"), where, metric)
+
+    def fpr95(self, task: str, method: str) -> Known:
+        """The mean over the OOD sets that the convention counts."""
+        left_out = LEFT_OUT.get(task, ()) if self.convention == "published" else ()
+        return self.known(task, method, mean_but(*left_out), "fpr95")
+
+
+def ours(cells: Sequence[Measured], convention: str) -> View:
+    """Networks of one convention and of the paper's length."""
+    found: dict[tuple[str, str, str], dict[int, Measured]] = {}
+    # a method that is shown no outliers is the same whatever they are; of such cells the usual one comes last and wins
+    for one in sorted(cells, key=lambda one: one.cell.outliers is None):
+        cell = one.cell
+        if (cell.convention, cell.epochs, cell.limit) == (convention, None, None):
+            found.setdefault(place(cell.task, cell.method, outliers_of(cell)), {})[cell.seed] = one
+
+    def look(task: str, method: str, outliers: str, where: str, metric: str) -> Known:
+        runs = found[place(task, method, outliers)].values()
+        values = [value for one in runs if (value := one.figure(where, metric)) is not None]
+        if not values:
+            return Known(math.nan)
+        by_seed = [value.value for value in values]
+        points = [(value.high - value.low) / 2 for value in values if value.low is not None and value.high is not None]
+        low, high = over_seeds(by_seed) if len(by_seed) > 1 else (0.0, 0.0)
+        half = math.hypot(float(np.mean(points)) if points else 0.0, (high - low) / 2)
+        return Known(float(np.mean(by_seed)), half, any(one.collapsed for one in runs))
+
+    def seeds(cell: Cell) -> int:
+        runs = found.get(place(cell.task, cell.method, outliers_of(cell)), {}).values()
+        return sum(one.cell.further is not None or cell.further is None for one in runs)
+
+    def seconds(task: str, method: str) -> dict[int, float]:
+        runs = found[place(task, method, DEFAULT_OUTLIERS[task])]
+        return {seed: float(json.loads(one.about["seconds"])["fit"]) for seed, one in runs.items()}
+
+    eces = ("ece", "ece_published") if convention == "corrected" else ("ece_published", "ece")
+    return View(convention, look, seeds, seconds, eces)
+
+
+def place(task: str, method: str, outliers: str) -> tuple[str, str, str]:
+    return task, method, outliers if "+" in method else ""
+
+
+def printed() -> View:
+    """The paper's tables, and the means over unseen sets where it trains with noise and prints each set."""
+    found = _printed()
+
+    def look(task: str, method: str, outliers: str, where: str, metric: str) -> Known:
+        where = MEAN if where == mean_but(*LEFT_OUT.get(task, ())) else where
+        sets = [name for name in OOD_SETS[task] if name != NOISE] if where == mean_but(NOISE) else [where]
+        values = [found[at] for name in sets if (at := (outliers, task, name, method, metric)) in found]
+        accuracy = found[outliers, task, TEST, method, "accuracy_with_none"]
+        return Known(float(np.mean(values)), collapsed=accuracy < MAJORITY[task] + 0.01)
+
+    def seeds(cell: Cell) -> int:
+        return int((outliers_of(cell), cell.task, TEST, cell.method, "accuracy_with_none") in found)
+
+    return View("published", look, seeds, lambda task, method: {}, ("ece_published",))
+
+
+@cache
+def _printed() -> Mapping[tuple[str, str, str, str, str], float]:
+    """By outliers, task, set, method and metric."""
+    tables = {
+        (one.outliers, one.task, one.set, one.row.method, one.metric): one.value
+        for one in figures()
+        if one.row.score == "max_prob"
+    }
+    shift = {
+        ("imagenet32", "cifar10", SHIFT_SETS[severity], method, metric): float(np.mean(values))
+        for metric in ("accuracy_with_none", "ece_published")
+        for method, by_severity in shift_by_severity(metric).items()
+        for severity, values in by_severity.items()
+    }
+    return tables | shift
+
+
+# outcomes -----------------------------------------------------------------------------------------------------------
+
+YES, PART, NO, UNCLEAR = "yes", "in part", "no", "unclear"
+VERDICTS = {YES: "holds", PART: "holds in part", NO: "does not hold", UNCLEAR: "undecided"}
+WAITING = "waiting"
+
+
+def below(one: Known, other: Known) -> str:
+    """Whether one is clearly less: by more than the two intervals explain. A collapsed classifier is never better."""
+    if one.collapsed:
+        return NO
+    apart = math.hypot(one.half, other.half)
+    return YES if one.value < other.value - apart else NO if one.value > other.value + apart else UNCLEAR
+
+
+def not_above(one: Known, other: Known) -> str:
+    """Whether one is not clearly more: within the intervals is good enough."""
+    found = below(one, other)
+    return YES if found == UNCLEAR and not math.isnan(one.value + other.value) else found
+
+
+def joint(outcomes: Collection[str]) -> str:
+    """Of many tests: yes if all say so, no if none does and some say no."""
+    kinds = set(outcomes)
+    if len(kinds) == 1:
+        return kinds.pop()
+    return NO if kinds == {NO, UNCLEAR} else PART
+
+
+def every(outcomes: Collection[str]) -> str:
+    """Of one test with several conditions: no if one fails."""
+    return NO if NO in outcomes else UNCLEAR if UNCLEAR in outcomes else YES
+
+
+@dataclass(frozen=True)
+class Case:
+    """A line of a claim's table: figures, and the outcomes of their tests; without any it stands beside."""
+
+    what: str
+    shown: str
+    outcomes: tuple[str, ...] = ()
+
+
+def listed(known: Mapping[str, Known], with_half: bool = False) -> str:
+    return ", ".join(f"`{method}` {figure.text(with_half)}" for method, figure in known.items())
+
+
+def compared(known: Mapping[str, Known], outcomes: Collection[str]) -> str:
+    """The figures, with their intervals where these leave a test unclear."""
+    return listed(known, UNCLEAR in outcomes)
+
+
+def less(one: str, other: str, known: Mapping[str, Known]) -> tuple[str, tuple[str, ...]]:
+    """Whether one method's figure is clearly less than the other's."""
+    outcomes = (below(known[one], known[other]),)
+    return compared(known, outcomes), outcomes
+
+
+def tally(known: Mapping[str, Known], outcomes: Mapping[str, str], limit: float = math.inf) -> str:
+    """How many say yes, which of them only since intervals overlap, and which do not."""
+
+    def those(kind: str) -> dict[str, Known]:
+        return {method: known[method] for method, outcome in outcomes.items() if outcome == kind}
+
+    near = {method: figure for method, figure in those(YES).items() if figure.value > limit}
+    said = f"{len(those(YES))} of {len(known)}" + f", within ± {listed(near, True)}" * bool(near)
+    others = [f"{kind}: {listed(those(kind), kind == UNCLEAR)}" for kind in (NO, UNCLEAR) if those(kind)]
+    return "; ".join([said, *others])
+
+
+ECES = {"ece": "all inputs", "ece_published": "below 14/15"}
+
+
+def by_ece(view: View, test: Callable[[str], tuple[str, Sequence[str]]]) -> tuple[str, tuple[str, ...]]:
+    """Judged by the view's own calibration error; what the other says is put beside."""
+    (shown, outcomes), *others = (test(metric) for metric in view.eces)
+    beside = [f"({ECES[metric]}: {text})" for metric, (text, _) in zip(view.eces[1:], others, strict=True)]
+    return "<br>".join([shown, *beside]), tuple(outcomes)
+
+
+# tests --------------------------------------------------------------------------------------------------------------
+
+
+def sure_of_noise(view: View, tasks: Sequence[str]) -> Iterator[Case]:
+    methods = ("map+oe", "de", "vb", "la")
+    for task in tasks:
+        for name, metric in (("accuracy", view.accuracy), ("confidence", "mmc")):
+            inside = {method: view.known(task, method, TEST, metric) for method in methods}
+            values = [figure.value for figure in inside.values()]
+            yield Case(f"{task}, {name}", listed(inside), (YES if max(values) - min(values) <= ALIKE else NO,))
+        noise = {method: view.known(task, method, "uniform", "mmc") for method in methods}
+        outcomes = tuple(below(noise["map+oe"], noise[method]) for method in methods[1:])
+        yield Case(f"{task}, confidence on noise", compared(noise, outcomes), outcomes)
+
+
+def plain_lose(view: View, tasks: Sequence[str]) -> Iterator[Case]:
+    for task in tasks:
+        known = {method: view.fpr95(task, method) for method in ("map+oe", "de", "vb", "la")}
+        outcomes = tuple(below(known["map+oe"], known[method]) for method in ("de", "vb", "la"))
+        yield Case(task, compared(known, outcomes), outcomes)
+
+
+def reach_exposure(view: View, tasks: Sequence[str]) -> Iterator[Case]:
+    for task in tasks:
+        known = {method: view.fpr95(task, method) for method in WITH_OUTLIERS}
+        for other, test, words in (("de", below, "less"), ("map+oe", not_above, "not more")):
+            standard = view.fpr95(task, other)
+            outcomes = {method: test(figure, standard) for method, figure in known.items()}
+            shown = f"{words} than {standard.text(True)}: {tally(known, outcomes, standard.value)}"
+            yield Case(f"{task}, against `{other}`", shown, tuple(outcomes.values()))
+
+
+def none_class_best(view: View, tasks: Sequence[str]) -> Iterator[Case]:
+    by_place = {
+        (i, task): {way: view.fpr95(task, f"{i}+{way}") for way in WAYS} for i in ("vb", "la") for task in tasks
+    }
+    for inference in ("vb", "la") if tasks else ():
+        overall = {way: mean_of([by_place[inference, task][way] for task in tasks]) for way in WAYS}
+        yield Case(f"mean over tasks, `{inference}`", *best_of("nc", overall))
+    for (inference, task), known in by_place.items():
+        yield Case(f"{task}, `{inference}`", listed(known))
+
+
+def mean_of(independent: Sequence[Known]) -> Known:
+    half = math.hypot(*(one.half for one in independent)) / len(independent)
+    return Known(float(np.mean([one.value for one in independent])), half, any(one.collapsed for one in independent))
+
+
+def best_of(way: str, known: Mapping[str, Known]) -> tuple[str, tuple[str]]:
+    """Whether none of the others is clearly less."""
+    others = [figure for name, figure in known.items() if name != way]
+    near = any(below(known[way], other) == UNCLEAR for other in others)
+    return listed(known, near), (every([not_above(known[way], other) for other in others]),)
+
+
+def soft_labels_by_difficulty(view: View, tasks: Sequence[str]) -> Iterator[Case]:
+    def calibration(task: str, plain: str, soft: str, metric: str) -> tuple[str, Sequence[str]]:
+        return less(plain, soft, {method: view.known(task, method, TEST, metric) for method in (plain, soft)})
+
+    for task in tasks:
+        for inference in ("vb", "la"):
+            if task in EASY:
+                known = {way: view.fpr95(task, f"{inference}+{way}") for way in WAYS}
+                yield Case(f"{task}, `{inference}`, FPR95", *best_of("sl", known))
+            else:
+                plain, soft = inference, f"{inference}+sl"
+                accuracy = {method: view.known(task, method, TEST, view.accuracy) for method in (plain, soft)}
+                accuracy[soft] = replace(accuracy[soft], collapsed=False)  # the claim is that it loses
+                yield Case(f"{task}, `{inference}`, accuracy", *less(soft, plain, accuracy))
+                yield Case(f"{task}, `{inference}`, ECE", *by_ece(view, partial(calibration, task, plain, soft)))
+
+
+def better_calibrated(view: View, tasks: Sequence[str]) -> Iterator[Case]:
+    def than_points(task: str, metric: str) -> tuple[str, Sequence[str]]:
+        points = {method: view.known(task, method, TEST, metric) for method in ("map", "map+oe")}
+        known = {method: view.known(task, method, TEST, metric) for method in WITH_OUTLIERS}
+        outcomes = {
+            method: every([below(figure, point) for point in points.values()]) for method, figure in known.items()
+        }
+        shown = f"less than {compared(points, outcomes.values())}: {tally(known, outcomes)}"
+        return shown, tuple(outcomes.values())
+
+    for task in tasks:
+        yield Case(task, *by_ece(view, partial(than_points, task)))
+
+
+def calibrated_with_noise(view: View, tasks: Sequence[str]) -> Iterator[Case]:
+    def exposed(task: str, metric: str) -> tuple[str, Sequence[str]]:
+        plain, noisy = view.known(task, "map", TEST, metric), view.known(task, "map+oe", TEST, metric, NOISE)
+        return less("map", "map+oe", {"map": plain, "map+oe": noisy})
+
+    def laplace(task: str, metric: str) -> tuple[str, Sequence[str]]:
+        plain = view.known(task, "map", TEST, metric)
+        known = {method: view.known(task, method, TEST, metric, NOISE) for method in LA_WITH_OUTLIERS}
+        outcomes = {method: not_above(figure, plain) for method, figure in known.items()}
+        return tally(known, outcomes, plain.value), tuple(outcomes.values())
+
+    for task in tasks:
+        yield Case(f"{task}, `map+oe` above `map`", *by_ece(view, partial(exposed, task)))
+        yield Case(f"{task}, `la+…` not above `map`", *by_ece(view, partial(laplace, task)))
+
+
+def noise_is_enough(view: View, tasks: Sequence[str]) -> Iterator[Case]:
+    unseen, methods = mean_but(NOISE), ("map+oe", *LA_WITH_OUTLIERS)
+    for task in tasks:
+        plain = {method: view.known(task, method, unseen, "fpr95") for method in ("map", "la")}
+        noise = {method: view.known(task, method, unseen, "fpr95", NOISE) for method in methods}
+        photographs = {method: view.known(task, method, unseen, "fpr95") for method in methods}
+        outcomes = {method: below(figure, plain[method.partition("+")[0]]) for method, figure in noise.items()}
+        pairs = (f"`{method}` {noise[method].text()} ({photographs[method].text()})" for method in methods)
+        shown = f"less than {compared(plain, outcomes.values())}: {tally(noise, outcomes)}"
+        shown += f"<br>noise (photographs): {', '.join(pairs)}"
+        yield Case(task, shown, tuple(outcomes.values()))
+
+
+def text_gains(view: View, tasks: Sequence[str]) -> Iterator[Case]:
+    methods = ("map", "map+oe", "la", *LA_WITH_OUTLIERS)
+    for task in tasks:
+        known = {method: view.fpr95(task, method) for method in methods}
+        accuracy = {method: view.known(task, method, TEST, view.accuracy) for method in methods}
+        plain = {method: known[method.partition("+")[0]] for method in methods if "+" in method}
+        outcomes = tuple(below(known[method], without) for method, without in plain.items())
+        figures = (f"`{m}` {known[m].text(UNCLEAR in outcomes)} ({per_cent(accuracy[m].value)})" for m in methods)
+        yield Case(task, ", ".join(figures), outcomes)
+
+
+def others_gain(view: View, tasks: Sequence[str]) -> Iterator[Case]:
+    for task in tasks:
+        for inference in ("flipout", "csghmc", "de"):
+            pair = inference, f"{inference}+nc"
+            shown, outcomes = less(pair[1], pair[0], {method: view.fpr95(task, method) for method in pair})
+            accuracy, ece = (
+                " and ".join(view.known(task, method, TEST, metric).text() for method in pair)
+                for metric in (view.accuracy, view.eces[0])
+            )
+            yield Case(f"{task}, `{inference}`", f"{shown}<br>(accuracy {accuracy}, ECE {ece})", outcomes)
+
+
+def unsure_far_away(view: View, tasks: Sequence[str]) -> Iterator[Case]:
+    for task in tasks:
+        groups = (("map+oe", "la+oe"),) if task == "blobs" else (("map", "vb", "la"), ("map+oe", "vb+oe", "la+oe"))
+        for point, *bayesian in groups:
+            known = {method: view.known(task, method, FAR_AWAY, "mmc") for method in (point, *bayesian)}
+            outcomes = tuple(below(known[method], known[point]) for method in bayesian)
+            yield Case(f"{task}, `{point}`", compared(known, outcomes), outcomes)
+
+
+def under_shift(view: View, tasks: Sequence[str]) -> Iterator[Case]:
+    def shifted(task: str, method: str, metric: str) -> Known:
+        """The mean over severities; of the same pictures, so that the intervals do not shrink."""
+        parts = [view.known(task, method, name, metric) for name in SHIFT_SETS.values()]
+        value, half = (float(np.mean([getattr(part, name) for part in parts])) for name in ("value", "half"))
+        return Known(value, half, parts[0].collapsed)
+
+    def others(task: str, inference: str, metric: str) -> tuple[str, Sequence[str]]:
+        known = {m: shifted(task, m, metric) for m in (inference, *(f"{inference}+{way}" for way in WAYS[1:]))}
+        outcomes = [below(figure, known[inference]) for method, figure in known.items() if method != inference]
+        return compared(known, outcomes), outcomes
+
+    def none_class(task: str, inference: str, metric: str) -> tuple[str, Sequence[str]]:
+        none = f"{inference}+nc"
+        return less(inference, none, {method: shifted(task, method, metric) for method in (inference, none)})
+
+    for task in tasks:
+        for inference in ("vb", "la"):
+            yield Case(f"`{inference}`, SL, ML, OE below plain", *by_ece(view, partial(others, task, inference)))
+            yield Case(f"`{inference}`, NC above plain", *by_ece(view, partial(none_class, task, inference)))
+            methods = (inference, *(f"{inference}+{way}" for way in WAYS))
+            yield Case(f"`{inference}`, accuracy", listed({m: shifted(task, m, view.accuracy) for m in methods}))
+
+
+def cheap(view: View, tasks: Sequence[str]) -> Iterator[Case]:
+    for task in tasks:
+        took = {method: view.seconds(task, method) for method in ("map", "map+oe", "de", "la", "la+oe")}
+        alone, exposed, ensemble = (float(np.mean(list(took[method].values()))) for method in ("map", "map+oe", "de"))
+        shown = f"`map` {alone:.0f} s, `map+oe` {exposed:.0f} s, `de` {ensemble:.0f} s"
+        yield Case(f"{task}, training", shown, (at_most_twice(exposed, alone),))
+        plain, both = (added(took["la" + way], took["map" + way]) for way in ("", "+oe"))
+        shown = f"`la` {plain:.1f} s after `map`, `la+oe` {both:.1f} s after `map+oe`"
+        yield Case(f"{task}, Laplace", shown, (at_most_twice(both, plain),))
+
+
+def added(whole: Mapping[int, float], part: Mapping[int, float]) -> float:
+    """Seconds beyond those of the network that a posterior is made from; nan where no seed has both."""
+    differences = [whole[seed] - part[seed] for seed in whole.keys() & part.keys()]
+    return float(np.mean(differences)) if differences else math.nan
+
+
+def at_most_twice(one: float, other: float) -> str:
+    """Unclear where either is no duration, such as the difference of networks that were not shared after all."""
+    return UNCLEAR if not (one > 0 and other > 0) else YES if one <= TWICE * other else NO
+
+
+# the claims, in the paper's order -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Need:
+    """Some methods of a study."""
+
+    study: str
+    methods: tuple[str, ...]
+    tasks: tuple[str, ...] | None = None  # or all that the study has
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        return tuple(
+            cell
+            for cell in STUDIES[self.study]
+            if cell.method in self.methods and (self.tasks is None or cell.task in self.tasks)
+        )
+
+
+@dataclass(frozen=True)
+class Claim:
+    title: str
+    said: str  # by the paper, and where
+    test: str  # what says yes
+    needs: tuple[Need, ...]
+    cases: Callable[[View, Sequence[str]], Iterator[Case]]  # of the tasks of which all cells are there
+    is_printed: bool = True  # whether the paper has figures to test
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        return tuple(cell for need in self.needs for cell in need.cells)
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        "Inside all methods are alike, but on noise OE alone is unsure",
+        "Outlier exposure, ensembles, VB and Laplace have similar accuracy and confidence on test data, but on uniform "
+        "noise only OE's confidence is low (figure 1; Fashion-MNIST is in the table of confidences).",
+        "The four accuracies lie within three points, and so do the four confidences; on noise OE's confidence is "
+        "clearly below each of the others'.",
+        (Need("table1", ("map+oe", "de", "vb", "la")),),
+        sure_of_noise,
+    ),
+    Claim(
+        "Plain Bayesian networks lose to OE",
+        "Without outliers in training, VB, Laplace and even ensembles detect outliers worse than OE (table 2).",
+        "OE's mean FPR95 is clearly below that of `de`, `vb` and `la`.",
+        (Need("table1", ("map+oe", "de", "vb", "la")),),
+        plain_lose,
+    ),
+    Claim(
+        "Trained with outliers, Bayesian networks beat ensembles and reach OE",
+        "Whichever way outliers are shown to them, VB and Laplace then detect better than ensembles, and as well as "
+        "OE or better (table 2).",
+        "The mean FPR95 of each of the eight (`vb` and `la` with NC, SL, ML, OE) is clearly below that of `de`, and "
+        "not clearly above that of `map+oe`.",
+        (Need("table1", ("de", "map+oe", *WITH_OUTLIERS)),),
+        reach_exposure,
+    ),
+    Claim(
+        "NC is the best way in general",
+        "Of the four ways, a class of their own for outliers detects best in general (table 2).",
+        "Averaged over tasks, no other way's mean FPR95 is clearly below that of NC. Single tasks stand beside.",
+        (Need("table1", WITH_OUTLIERS),),
+        none_class_best,
+    ),
+    Claim(
+        "SL is best on easy tasks, and costs accuracy and calibration on hard ones",
+        "Soft labels detect best on MNIST and Fashion-MNIST, but lose accuracy and calibration on CIFAR (tables 1, 2).",
+        "Easy (mnist, fashion_mnist): no other way's mean FPR95 is clearly below that of SL. Hard (cifar10, cifar100): "
+        "SL's accuracy is clearly below, and its ECE clearly above, that of the same inference without outliers.",
+        (Need("table1", WITH_OUTLIERS, EASY), Need("table1", ("vb", "vb+sl", "la", "la+sl"), HARD)),
+        soft_labels_by_difficulty,
+    ),
+    Claim(
+        "Trained with outliers, Bayesian networks are better calibrated than MAP and OE",
+        "They also have the lower calibration error (table 1).",
+        "The ECE of each of the eight is clearly below that of `map` and that of `map+oe`.",
+        (Need("table1", ("map", "map+oe", *WITH_OUTLIERS)),),
+        better_calibrated,
+    ),
+    Claim(
+        "Trained with noise, OE is worse calibrated than MAP, Laplace is not",
+        "With smooth noise for photographs, OE pays with calibration; Laplace does not (table of noise).",
+        "Trained with smooth noise, the ECE of `map+oe` is clearly above that of `map`, and that of Laplace, whichever "
+        "way it is shown outliers, is not.",
+        (Need("noise", ("map+oe", *LA_WITH_OUTLIERS)), Need("table1", ("map",))),
+        calibrated_with_noise,
+    ),
+    Claim(
+        "Synthetic noise is enough",
+        "Where no outliers are at hand, training with noise already improves detection (table of noise).",
+        "Trained with smooth noise, FPR95 is clearly below that of the same inference without outliers, in the mean "
+        "over all OOD sets but that noise, which the paper's mean counts. What photographs give stands beside.",
+        (Need("noise", ("map+oe", *LA_WITH_OUTLIERS)), Need("table1", ("map", "map+oe", "la", *LA_WITH_OUTLIERS))),
+        noise_is_enough,
+    ),
+    Claim(
+        "Text gains as well",
+        "On text, too, outliers in training improve detection (table of text).",
+        "The mean FPR95 of OE, and of Laplace whichever way it is shown outliers, is clearly below that of the same "
+        "inference without; accuracy in brackets. A collapsed classifier gains nothing.",
+        (Need("text", ("map", "map+oe", "la", *LA_WITH_OUTLIERS)),),
+        text_gains,
+    ),
+    Claim(
+        "Flipout, CSGHMC and ensembles gain too",
+        "A class for outliers helps other Bayesian methods as well (table of other methods).",
+        "The mean FPR95 with NC is clearly below that without. Accuracy and ECE stand beside.",
+        (Need("aux", ("flipout", "flipout+nc", "csghmc", "csghmc+nc", "de", "de+nc")),),
+        others_gain,
+    ),
+    Claim(
+        "Far from the data, Bayesian methods are less confident",
+        "Seen from afar, OE is confident again in the toy example, Bayesian methods are not (toy figure).",
+        "Far away (pictures: 5,000 times uniform noise) the confidence of `vb` and `la` is clearly below that of the "
+        "single network of the same likelihood. Other likelihoods are not compared: where there is a class for "
+        "outliers, low confidence may be certainty.",
+        (Need("toy", ("map+oe", "la+oe")), Need("table1", ("map", "vb", "la", "map+oe", "vb+oe", "la+oe"))),
+        unsure_far_away,
+        is_printed=False,
+    ),
+    Claim(
+        "Under shift outliers in training help, but NC's calibration suffers",
+        "On corrupted CIFAR-10 networks trained with outliers are better calibrated than plain ones, but not with NC "
+        "(figure of dataset shift).",
+        "In the mean over 19 corruptions and 5 severities, ECE with SL, ML and OE is clearly below, and with NC "
+        "clearly above, that of the same inference without outliers. What it costs in accuracy stands beside.",
+        (Need("shift", BAYESIAN),),
+        under_shift,
+    ),
+    Claim(
+        "Training with outliers is cheap",
+        "It is ordinary training on twice the inputs, after which Laplace passes once over twice the data (text).",
+        f"`map+oe` takes at most {TWICE} times as long to fit as `map` (twice, and a tenth for the clock), and so does "
+        "what Laplace adds to its network with outliers, compared to without.",
+        (Need("table1", ("map", "map+oe", "de", "la", "la+oe")),),
+        cheap,
+        is_printed=False,
+    ),
+)
+
+
+# the document -------------------------------------------------------------------------------------------------------
+
+COLUMNS = (*CONVENTIONS, "printed")
+SETUP = {  # by what was trained or tested with
+    "tiny_imagenet32": "pictures have 40,000 photographs as training outliers (tiny_imagenet32), not 1.28 million",
+    "places_classroom": "classrooms are those of Places, not of LSUN",
+    "wikitext2": "text has what is at hand of WikiText-2 as training outliers, and at most 10,000 inputs a test set",
+    "shift": "corrupted pictures are generated, from 2,000 of the test set",
+}
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A claim in one view."""
+
+    seeds: Mapping[str, int]  # by task, where there are any
+    tasks: int  # that the claim is about
+    cases: tuple[Case, ...]
+
+    @property
+    def verdict(self) -> str:
+        outcomes = [outcome for case in self.cases for outcome in case.outcomes]
+        if not outcomes:
+            return WAITING
+        found = joint(outcomes)
+        said = [f"{outcomes.count(YES)} of {len(outcomes)} tests"] * (found == PART)
+        said += [f"{len(self.seeds)} of {self.tasks} tasks"] * (len(self.seeds) < self.tasks)
+        return VERDICTS[found] + f" ({', '.join(said)})" * bool(said)
+
+
+def examine(claim: Claim, view: View) -> Tested:
+    counts: dict[str, int] = {}
+    for cell in claim.cells:
+        if cell.convention == view.convention:
+            counts[cell.task] = min(counts.get(cell.task, view.seeds(cell)), view.seeds(cell))
+    seeds = {task: count for task, count in counts.items() if count}
+    return Tested(seeds, len(counts), tuple(claim.cases(view, tuple(seeds))))
+
+
+def claims_document(cells: Sequence[Measured]) -> str | None:
+    """Markdown, from figures alone; None where no claim can be tested."""
+    measured, paper = [ours(cells, convention) for convention in CONVENTIONS], printed()
+    tested = {claim: [examine(claim, view) for view in (*measured, *[paper] * claim.is_printed)] for claim in CLAIMS}
+    if not any(one.cases for columns in tested.values() for one in columns[: len(measured)]):
+        return None
+    needed = list(dict.fromkeys(_bare(cell) for claim in CLAIMS for cell in claim.cells))
+    used = sorted((one for one in cells if _bare(one.cell) in needed), key=lambda one: needed.index(_bare(one.cell)))
+    numbered = list(enumerate(tested.items(), start=1))
+    rows = [
+        [str(number), claim.title, *(one.verdict for one in columns), *["–"] * (not claim.is_printed)]
+        for number, (claim, columns) in numbered
+    ]
+    parts = [
+        "# The paper's claims, one by one",
+        "Kristiadi, Hein and Hennig, *Being a Bit Frequentist Improves Bayesian Neural Networks* (AISTATS 2022), "
+        f"tested on {_measured(used)}. This file is made by `demur report` from results.csv and cells.csv.",
+        markdown_table(["", "claim", *COLUMNS], rows),
+        _legend(used),
+        *(_section(number, claim, columns, _waiting(claim, measured)) for number, (claim, columns) in numbered),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _bare(cell: Cell) -> Cell:
+    return replace(cell, seed=0, further=None)
+
+
+def _measured(used: Sequence[Measured]) -> str:
+    """Tasks, seeds and device."""
+    seeds: dict[str, dict[str, set[int]]] = {}
+    for one in used:
+        task = one.cell.task + f" with {one.cell.outliers} noise" * (one.cell.outliers == NOISE)
+        seeds.setdefault(task, {name: set() for name in CONVENTIONS})[one.cell.convention].add(one.cell.seed)
+    tasks = (f"{task} {'/'.join(str(len(count)) for count in counts.values())}" for task, counts in seeds.items())
+    devices = ", ".join(sorted({one.about["device"] for one in used}))
+    return f"{devices} (training seeds, {'/'.join(CONVENTIONS)}: {', '.join(tasks)})"
+
+
+def _legend(used: Sequence[Measured]) -> str:
+    features = {name for one in used for name in (*one.sets, one.about["trained_with"], one.cell.further)}
+    differences = [text for name, text in SETUP.items() if name in features]
+    missing = sorted({name for one in used for name in json.loads(one.about["missing"])})
+    said = [
+        "*corrected* and *published* are networks trained here in that convention, and judged by its metrics; "
+        "*printed* are the paper's own figures, put to the same tests.",
+        "A claim **holds** if all its tests say yes, **in part** if some do, **not** if none does; it is undecided if "
+        "none is clear. A line without a bold word stands beside and does not count.",
+        "In per cent, means over training seeds. FPR95 is the share of outliers that pass where 95 % of the inliers "
+        "do: less is better. ‡ is a collapsed classifier, no more accurate than always answering the most frequent "
+        "class; it never says yes.",
+        "Two figures differ *clearly* if by more than their ± together (in squares). ± is half the 95 % bootstrap "
+        "interval over test points and, if there are several, training seeds; it is shown where it decides. With one "
+        "seed the luck of training is not in it. Printed figures have no ±: any difference counts.",
+        "ECE: the corrected column is judged by that of all inputs, the others by the paper's, which leaves out every "
+        "input with a confidence of 14/15 or more; the other of the two stands in brackets.",
+        *([f"Not as in the paper: {'; '.join(differences)}."] if differences else []),
+        *([f"Not measured, since the data is missing: {', '.join(missing)}."] if missing else []),
+    ]
+    return "\n".join(f"- {one}" for one in said)
+
+
+def _section(number: int, claim: Claim, columns: Sequence[Tested], waiting: Sequence[str]) -> str:
+    titles = COLUMNS[: len(columns)]
+    found = [{case.what: case for case in one.cases} for one in columns]
+    fullest_first = sorted(columns, key=lambda one: len(one.cases), reverse=True)
+    lines = dict.fromkeys(case.what for one in fullest_first for case in one.cases)
+    rows = [[what, *(_shown(by_line.get(what)) for by_line in found)] for what in lines]
+    verdicts = (f"{title}: {one.verdict}{_seeds(one, title)}" for title, one in zip(titles, columns, strict=True))
+    parts = [
+        f"## {number}. {claim.title}",
+        f"**The paper:** {claim.said}",
+        f"**Yes if:** {claim.test}",
+        *([markdown_table(["", *titles], rows)] if rows else []),
+        f"**Verdict:** {'; '.join(verdicts)}.",
+        *([f"**Waiting for:** {', '.join(f'`{command}`' for command in waiting)}."] if waiting else []),
+    ]
+    return "\n\n".join(parts)
+
+
+def _shown(case: Case | None) -> str:
+    if case is None:
+        return "–"
+    return f"**{joint(case.outcomes)}**: {case.shown}" if case.outcomes else case.shown
+
+
+def _seeds(one: Tested, title: str) -> str:
+    """How many, and of which tasks if not of all."""
+    if title not in CONVENTIONS or not one.seeds:
+        return ""
+    by_count: dict[int, list[str]] = {}
+    for task, count in one.seeds.items():
+        by_count.setdefault(count, []).append(task)
+    said = (
+        f"{count} seed{'s' * (count > 1)}" + f" of {', '.join(tasks)}" * (len(by_count) > 1)
+        for count, tasks in by_count.items()
+    )
+    return f", {' and '.join(said)}"
+
+
+def _waiting(claim: Claim, measured: Sequence[View]) -> list[str]:
+    """What to type for the cells that are not there: whole studies of a task, since methods share networks."""
+    views = {view.convention: view for view in measured}
+    absent = {
+        (need.study, cell.task, cell.convention)
+        for need in claim.needs
+        for cell in need.cells
+        if not views[cell.convention].seeds(cell)
+    }
+    studies = dict.fromkeys(need.study for need in claim.needs)
+    cells = [cell for study in studies for cell in STUDIES[study] if (study, cell.task, cell.convention) in absent]
+    return commands(cells)
