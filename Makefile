@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test clean
+.PHONY: demo test results clean
 
 demo: $(BIN)/demur
 	$(BIN)/demur demo
@@ -12,6 +12,11 @@ test: $(BIN)/demur
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+# what is in the repository, anew from its two tables; `demur report results runs --out results` adds cells to these
+results: $(BIN)/demur
+	$(BIN)/demur report results --out results
+	mv results/claims.md docs/claims.md
 
 $(BIN)/demur: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -266,6 +266,11 @@ class Recorded:
             self.graph = graph
 
 
+def of_start_up(message: object) -> bool:
+    """What CUDA's libraries say of their own start-up, which is of no use to anybody."""
+    return any(said in str(message) for said in ("TensorFloat32", "cuBLAS"))
+
+
 def needs_host(step: Callable[[], None]) -> bool:
     """Take the step, and see whether it waited for the host, or drew random numbers there."""
     mode, drawn = torch.cuda.get_sync_debug_mode(), _host_randomness()
@@ -278,8 +283,7 @@ def needs_host(step: Callable[[], None]) -> bool:
             torch.cuda.set_sync_debug_mode(mode)
     waited = [warning for warning in caught if "synchronizing" in str(warning.message)]
     for warning in caught:
-        # what libraries say of their own start-up is of no use to anybody
-        if warning not in waited and not any(said in str(warning.message) for said in ("TensorFloat32", "cuBLAS")):
+        if warning not in waited and not of_start_up(warning.message):
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     return bool(waited) or drawn != _host_randomness()
 

@@ -180,6 +180,9 @@ def test_outliers_by_name(whole: Store) -> None:
     assert isinstance(mixed, Mixed)
     assert mixed.shape == (150, 1, 28, 28)
     assert mixed.epoch(generator()).shape == mixed.shape
+    shuffled = mnist(whole, outliers="patches").outliers.epoch(generator())
+    assert torch.equal(shuffled.flatten(1).sort(1).values, task.train.x.flatten(1).sort(1).values)
+    assert not torch.equal(shuffled, task.train.x)
     with pytest.raises(ValueError, match="unknown outliers 'tiny_imagnet'; did you mean 'tiny_imagenet32'"):
         mnist(whole, outliers="tiny_imagnet")
     with pytest.raises(MissingData, match=r"'imagenet32' .* demur data get imagenet32"):

@@ -17,7 +17,7 @@ from demur.networks import mlp
 from demur.report.measured import measure
 from demur.study.conventions import Data, Fit, TunedOnTrainingData, resolve
 from demur.study.engine import Place, parts_of, results_of, run_cell
-from demur.study.further import HALF_WIDTHS, PIXELS, grid, shift, shifted
+from demur.study.further import HALF_WIDTHS, LETTERS, PIXELS, grid, printed_letters, shift, shifted
 from demur.study.grid import PAPER_ROWS, STUDIES, Cell, commands, select, setting
 from demur.study.results import folder_name, is_done, pack, read_results, unpack
 from demur.tasks import Recipe, Split, Store
@@ -41,7 +41,8 @@ def test_all_is_every_other_study_without_repetition():
     everything = [bare(cell) for cell in STUDIES["all"]]
     assert len(set(everything)) == len(everything)
     assert set(everything) == {bare(cell) for cells in STUDIES.values() for cell in cells}
-    assert {cell for cell in STUDIES["all"] if cell.further} == {*STUDIES["shift"], *STUDIES["toy"]}
+    validated = [cell for cell in STUDIES["recommended"] if cell.further]
+    assert {cell for cell in STUDIES["all"] if cell.further} == {*STUDIES["shift"], *STUDIES["toy"], *validated}
 
 
 def test_shift_has_the_networks_of_the_first_table():
@@ -49,6 +50,18 @@ def test_shift_has_the_networks_of_the_first_table():
     assert [bare(cell) for cell in STUDIES["shift"]] == cifar10
     named = [replace(cell, outliers="smooth") for cell in (cifar10[3], STUDIES["shift"][3])]
     assert len({folder_name(resolve(cell, NOWHERE)) for cell in named}) == 1
+
+
+def test_printed_letters_are_white_on_black_always_the_same_and_all_different():
+    letters = printed_letters(2 * len(LETTERS), 28)
+    assert torch.equal(letters, printed_letters(2 * len(LETTERS), 28))
+    assert letters.shape == (2 * len(LETTERS), 1, 28, 28)
+    assert letters.dtype == torch.uint8
+    assert len(letters.flatten(1).unique(dim=0)) == len(letters)
+    assert (letters[:, :, 0, 0] == 0).all()
+    assert (letters.amax((1, 2, 3)) > 200).all()
+    share = (letters > 127).float().mean((1, 2, 3))
+    assert ((share > 0.02) & (share < 0.4)).all()
 
 
 def test_the_help_names_every_study():

@@ -251,7 +251,7 @@ def gaussian(model: nn.Module, num_draws: int, over_head: bool = False) -> Gauss
 @torch.no_grad()
 def functional_loop(posterior: Gaussian, x: Tensor) -> Tensor:
     """What one writes with torch.func."""
-    total = torch.zeros(len(x), NUM_CLASSES + 1)
+    total = torch.zeros(len(x), NUM_CLASSES + 1, device=x.device)
     for draw in range(posterior.num_draws):
         sample = posterior.sample(draw)
         for start in range(0, len(x), BATCH):

@@ -182,6 +182,8 @@ def five_lenets(conditions: Conditions, stack: ExitStack) -> dict[str, Contestan
     task, likelihood = random_task(steps * batch, NETWORKS["lenet"][1], device), none_class(NUM_CLASSES)
     epochs = 2 if conditions.small else 10  # or what is seen is the recording
     recipe = replace(RECIPES["lenet"], epochs=epochs, batch_size=batch)
+    operations, traffic = demand(eager_step("lenet", task, recipe))
+    asked = (5 * operations, 5 * traffic)
 
     def together() -> None:
         Ensemble().fit(lenet, likelihood, task, recipe)
@@ -191,7 +193,7 @@ def five_lenets(conditions: Conditions, stack: ExitStack) -> dict[str, Contestan
             MAP().fit(lenet, likelihood, task, its_recipe)
 
     return {
-        "together": lambda: timed(together, device, epochs * steps),
+        "together": lambda: with_shares(timed(together, device, epochs * steps), asked, conditions),
         "one after another": lambda: timed(in_turn, device, epochs * steps),
     }
 
@@ -204,8 +206,13 @@ def smooth_noise(conditions: Conditions, stack: ExitStack) -> dict[str, Contesta
     def make() -> None:
         smooth(x, generator)
 
+    operations, traffic = demand(make)
+    asked = (operations / batches, traffic / batches)
     step = training_step("lenet", conditions, stack)["demur"]
-    return {"smooth noise": lambda: timed(make, conditions.device, batches), "a LeNet step": step}
+    return {
+        "smooth noise": lambda: with_shares(timed(make, conditions.device, batches), asked, conditions),
+        "a LeNet step": step,
+    }
 
 
 TRAINED, FISHERS = 14, 5

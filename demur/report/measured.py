@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from demur.metrics import METRICS, SCORES, Separation, mmc, ood_metrics
 from demur.report.intervals import AGAINST, INSIDE, against, counts, interval
@@ -284,9 +285,14 @@ def _measure_all(cells: Sequence[tuple[Path, Cell]], jobs: int) -> Iterator[Meas
     if jobs == 1 or len(cells) < 2:
         yield from map(_measure_folder, cells)
         return
-    # a thread a process: more would wait for each other
-    with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _keep_to_one_thread) as pool:
         yield from pool.map(_measure_folder, cells)
+
+
+def _keep_to_one_thread() -> None:
+    """More, in every process, would wait for each other: six times the CPU time on sixteen cores."""
+    torch.set_num_threads(1)
+    threadpool_limits(1)
 
 
 def _measure_folder(place: tuple[Path, Cell]) -> Measured:

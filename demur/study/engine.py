@@ -38,6 +38,7 @@ from demur.study.results import (
 )
 from demur.tasks import Store, Task
 from demur.tasks import load as load_task
+from demur.training import of_start_up
 
 CHECKPOINT, LOG = "checkpoint.safetensors", "log.txt"
 SECONDS = "seconds"  # what it took to fit, parts included
@@ -253,7 +254,8 @@ def attempt(step: Step, place: Place) -> Outcome:
             failed, log = None, ""
         except Exception as error:
             failed, log = f"{type(error).__name__}: {error}", traceback.format_exc()
-    return Outcome(failed, log, tuple(str(warning.message) for warning in caught))
+    notes = tuple(str(warning.message) for warning in caught if not of_start_up(warning.message))
+    return Outcome(failed, log, notes)
 
 
 class Workers(Protocol):
