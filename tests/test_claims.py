@@ -10,26 +10,21 @@ import pytest
 
 from demur.report.claims import (
     CLAIMS,
-    MAJORITY,
     NO,
-    NOISE,
     UNCLEAR,
     YES,
     Claim,
-    Known,
-    _printed,
     _waiting,
     below,
     claims_document,
     examine,
     joint,
     not_above,
-    ours,
-    printed,
 )
 from demur.report.compare import outliers_of
 from demur.report.measured import Measured, Value, cells_csv, read_tables, results_csv
 from demur.report.page import write_report
+from demur.report.views import MAJORITY, NOISE, Known, _printed, ours, printed
 from demur.study.grid import CONVENTIONS, STUDIES, Cell, select
 from demur.study.published import LEFT_OUT, MEAN, SHIFT_SETS, TEST, mean_but
 from demur.study.run import FAR_AWAY
@@ -149,6 +144,32 @@ def test_a_task_counts_only_with_all_its_cells():
     assert verdicts(claim, made(some)) == ["holds (3 of 5 tasks)"] * 2
     shorter = [replace(cell, epochs=1) for cell in claim.cells]
     assert verdicts(claim, made(shorter)) == ["waiting", "waiting"]
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.title)
+def test_what_is_there_of_other_tasks_is_shown_and_does_not_count(claim: Claim):
+    last = max((need.cells for need in claim.needs), key=len)[-1]
+    some = [cell for cell in claim.cells if (cell.task, cell.method) != (last.task, last.method)]
+    without = [cell for cell in some if cell.task != last.task]
+    whole, partial = (examine(claim, ours(made(cells), "corrected")) for cells in (without, some))
+    assert (partial.verdict, partial.seeds) == (whole.verdict, whole.seeds)
+    added = [case for case in partial.cases if case not in whole.cases]
+    assert {case.what for case in added} == {f"{last.task} (so far), {name}" for name in claim.figures}
+    assert not any(case.outcomes for case in added)
+
+
+def test_so_far_needs_something_to_compare():
+    claim = titled("Plain Bayesian")
+    exposed, plain = Cell("cifar10", "map+oe"), Cell("cifar10", "la")
+    assert not examine(claim, ours(made([exposed]), "corrected")).cases
+    (line,) = examine(claim, ours(made([exposed, plain]), "corrected")).cases
+    assert line.what == "cifar10 (so far), FPR95"
+    assert line.shown == "`map+oe` 30.0±0.5, `la` 70.0±0.5"
+    noise = titled("Synthetic noise")  # says nothing without a cell that was trained with it
+    photographs = made([exposed, plain, Cell("cifar10", "map")])
+    assert not examine(noise, ours(photographs, "corrected")).cases
+    trained = examine(noise, ours([*photographs, *made([replace(exposed, outliers=NOISE)])], "corrected")).cases
+    assert "`map+oe with smooth` 40.0±0.5, `map` 70.0±0.5, `map+oe` 30.0±0.5" in trained[0].shown
 
 
 def test_the_shift_must_have_been_predicted():

@@ -8,30 +8,19 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 
-from demur.report.compare import outliers_of
-from demur.report.document import markdown_table
-from demur.report.intervals import over_seeds
+from demur.report.document import TIMES
 from demur.report.measured import Measured
 from demur.report.render import per_cent
+from demur.report.sections import markdown_table
+from demur.report.views import NOISE, Known, View, ours, printed
 from demur.study.grid import BAYESIAN, CONVENTIONS, STUDIES, Cell, commands
-from demur.study.published import (
-    DEFAULT_OUTLIERS,
-    LEFT_OUT,
-    MEAN,
-    OOD_SETS,
-    SHIFT_SETS,
-    TEST,
-    figures,
-    mean_but,
-    shift_by_severity,
-)
+from demur.study.published import SHIFT_SETS, TEST, mean_but
 from demur.study.run import FAR_AWAY
 
-NOISE = "smooth"  # what the paper trains with where it trains with noise
 WAYS = ("nc", "sl", "ml", "oe")  # to show outliers
 WITH_OUTLIERS = tuple(method for method in BAYESIAN if "+" in method)
 LA_WITH_OUTLIERS = tuple(f"la+{way}" for way in WAYS)
@@ -39,127 +28,6 @@ EASY, HARD = ("mnist", "fashion_mnist"), ("cifar10", "cifar100")
 
 ALIKE = 0.03  # accuracies and confidences that are called similar differ by no more
 TWICE = 2.2  # twice the inputs, and a tenth for the clock
-
-# the share of the most frequent class in the test data: tells the paper's collapsed classifiers by their accuracy
-MAJORITY = {
-    "mnist": 0.1135,
-    "fashion_mnist": 0.1,
-    "svhn": 0.1959,
-    "cifar10": 0.1,
-    "cifar100": 0.01,
-    "sst": 0.5008,
-    "trec": 0.246,
-}
-
-
-# figures ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Known:
-    """A figure as a fraction; `half` is half its 95 % interval, nothing for what is printed in the paper."""
-
-    value: float
-    half: float = 0.0
-    collapsed: bool = False  # of a classifier that tells no classes apart
-
-    def text(self, with_half: bool = False) -> str:
-        if math.isnan(self.value):
-            return "undefined"
-        return per_cent(self.value) + f"±{per_cent(self.half)}" * (with_half and self.half > 0) + "‡" * self.collapsed
-
-
-@dataclass(frozen=True)
-class View:
-    """Figures of one origin."""
-
-    convention: str  # whose metrics it is judged by
-    look: Callable[[str, str, str, str, str], Known]  # by task, method, training outliers, set and metric
-    seeds: Callable[[Cell], int]  # how many there are of a cell
-    seconds: Callable[[str, str], Mapping[int, float]]  # to fit, by seed
-    eces: tuple[str, ...]  # the one it is judged by, and then others that it has
-
-    @property
-    def accuracy(self) -> str:
-        return "accuracy" if self.convention == "corrected" else "accuracy_with_none"
-
-    def known(self, task: str, method: str, where: str, metric: str, outliers: str | None = None) -> Known:
-        return self.look(task, method, outliers or DEFAULT_OUTLIERS.get(task, "default"), where, metric)
-
-    def fpr95(self, task: str, method: str) -> Known:
-        """The mean over the OOD sets that the convention counts."""
-        left_out = LEFT_OUT.get(task, ()) if self.convention == "published" else ()
-        return self.known(task, method, mean_but(*left_out), "fpr95")
-
-
-def ours(cells: Sequence[Measured], convention: str) -> View:
-    """Networks of one convention and of the paper's length."""
-    found: dict[tuple[str, str, str], dict[int, Measured]] = {}
-    # a method that is shown no outliers is the same whatever they are; of such cells the usual one comes last and wins
-    for one in sorted(cells, key=lambda one: one.cell.outliers is None):
-        cell = one.cell
-        if (cell.convention, cell.epochs, cell.limit) == (convention, None, None):
-            found.setdefault(place(cell.task, cell.method, outliers_of(cell)), {})[cell.seed] = one
-
-    def look(task: str, method: str, outliers: str, where: str, metric: str) -> Known:
-        runs = found[place(task, method, outliers)].values()
-        values = [value for one in runs if (value := one.figure(where, metric)) is not None]
-        if not values:
-            return Known(math.nan)
-        by_seed = [value.value for value in values]
-        points = [(value.high - value.low) / 2 for value in values if value.low is not None and value.high is not None]
-        low, high = over_seeds(by_seed) if len(by_seed) > 1 else (0.0, 0.0)
-        half = math.hypot(float(np.mean(points)) if points else 0.0, (high - low) / 2)
-        return Known(float(np.mean(by_seed)), half, any(one.collapsed for one in runs))
-
-    def seeds(cell: Cell) -> int:
-        runs = found.get(place(cell.task, cell.method, outliers_of(cell)), {}).values()
-        return sum(one.cell.further is not None or cell.further is None for one in runs)
-
-    def seconds(task: str, method: str) -> dict[int, float]:
-        runs = found[place(task, method, DEFAULT_OUTLIERS[task])]
-        return {seed: float(json.loads(one.about["seconds"])["fit"]) for seed, one in runs.items()}
-
-    eces = ("ece", "ece_published") if convention == "corrected" else ("ece_published", "ece")
-    return View(convention, look, seeds, seconds, eces)
-
-
-def place(task: str, method: str, outliers: str) -> tuple[str, str, str]:
-    return task, method, outliers if "+" in method else ""
-
-
-def printed() -> View:
-    """The paper's tables, and the means over unseen sets where it trains with noise and prints each set."""
-    found = _printed()
-
-    def look(task: str, method: str, outliers: str, where: str, metric: str) -> Known:
-        where = MEAN if where == mean_but(*LEFT_OUT.get(task, ())) else where
-        sets = [name for name in OOD_SETS[task] if name != NOISE] if where == mean_but(NOISE) else [where]
-        values = [found[at] for name in sets if (at := (outliers, task, name, method, metric)) in found]
-        accuracy = found[outliers, task, TEST, method, "accuracy_with_none"]
-        return Known(float(np.mean(values)), collapsed=accuracy < MAJORITY[task] + 0.01)
-
-    def seeds(cell: Cell) -> int:
-        return int((outliers_of(cell), cell.task, TEST, cell.method, "accuracy_with_none") in found)
-
-    return View("published", look, seeds, lambda task, method: {}, ("ece_published",))
-
-
-@cache
-def _printed() -> Mapping[tuple[str, str, str, str, str], float]:
-    """By outliers, task, set, method and metric."""
-    tables = {
-        (one.outliers, one.task, one.set, one.row.method, one.metric): one.value
-        for one in figures()
-        if one.row.score == "max_prob"
-    }
-    shift = {
-        ("imagenet32", "cifar10", SHIFT_SETS[severity], method, metric): float(np.mean(values))
-        for metric in ("accuracy_with_none", "ece_published")
-        for method, by_severity in shift_by_severity(metric).items()
-        for severity, values in by_severity.items()
-    }
-    return tables | shift
 
 
 # outcomes -----------------------------------------------------------------------------------------------------------
@@ -389,28 +257,29 @@ def unsure_far_away(view: View, tasks: Sequence[str]) -> Iterator[Case]:
             yield Case(f"{task}, `{point}`", compared(known, outcomes), outcomes)
 
 
-def under_shift(view: View, tasks: Sequence[str]) -> Iterator[Case]:
-    def shifted(task: str, method: str, metric: str) -> Known:
-        """The mean over severities; of the same pictures, so that the intervals do not shrink."""
-        parts = [view.known(task, method, name, metric) for name in SHIFT_SETS.values()]
-        value, half = (float(np.mean([getattr(part, name) for part in parts])) for name in ("value", "half"))
-        return Known(value, half, parts[0].collapsed)
+def shifted(view: View, task: str, method: str, metric: str) -> Known:
+    """The mean over severities; of the same pictures, so that the intervals do not shrink."""
+    parts = [view.known(task, method, name, metric) for name in SHIFT_SETS.values()]
+    value, half = (float(np.mean([getattr(part, name) for part in parts])) for name in ("value", "half"))
+    return Known(value, half, parts[0].collapsed)
 
+
+def under_shift(view: View, tasks: Sequence[str]) -> Iterator[Case]:
     def others(task: str, inference: str, metric: str) -> tuple[str, Sequence[str]]:
-        known = {m: shifted(task, m, metric) for m in (inference, *(f"{inference}+{way}" for way in WAYS[1:]))}
+        known = {m: shifted(view, task, m, metric) for m in (inference, *(f"{inference}+{way}" for way in WAYS[1:]))}
         outcomes = [below(figure, known[inference]) for method, figure in known.items() if method != inference]
         return compared(known, outcomes), outcomes
 
     def none_class(task: str, inference: str, metric: str) -> tuple[str, Sequence[str]]:
         none = f"{inference}+nc"
-        return less(inference, none, {method: shifted(task, method, metric) for method in (inference, none)})
+        return less(inference, none, {method: shifted(view, task, method, metric) for method in (inference, none)})
 
     for task in tasks:
         for inference in ("vb", "la"):
             yield Case(f"`{inference}`, SL, ML, OE below plain", *by_ece(view, partial(others, task, inference)))
             yield Case(f"`{inference}`, NC above plain", *by_ece(view, partial(none_class, task, inference)))
             methods = (inference, *(f"{inference}+{way}" for way in WAYS))
-            yield Case(f"`{inference}`, accuracy", listed({m: shifted(task, m, view.accuracy) for m in methods}))
+            yield Case(f"`{inference}`, accuracy", listed({m: shifted(view, task, m, view.accuracy) for m in methods}))
 
 
 def cheap(view: View, tasks: Sequence[str]) -> Iterator[Case]:
@@ -462,6 +331,7 @@ class Claim:
     test: str  # what says yes
     needs: tuple[Need, ...]
     cases: Callable[[View, Sequence[str]], Iterator[Case]]  # of the tasks of which all cells are there
+    figures: tuple[str, ...] = ()  # of FIGURES, shown of the others
     is_printed: bool = True  # whether the paper has figures to test
 
     @property
@@ -478,6 +348,7 @@ CLAIMS: tuple[Claim, ...] = (
         "clearly below each of the others'.",
         (Need("table1", ("map+oe", "de", "vb", "la")),),
         sure_of_noise,
+        ("accuracy", "confidence", "confidence on noise"),
     ),
     Claim(
         "Plain Bayesian networks lose to OE",
@@ -485,6 +356,7 @@ CLAIMS: tuple[Claim, ...] = (
         "OE's mean FPR95 is clearly below that of `de`, `vb` and `la`.",
         (Need("table1", ("map+oe", "de", "vb", "la")),),
         plain_lose,
+        ("FPR95",),
     ),
     Claim(
         "Trained with outliers, Bayesian networks beat ensembles and reach OE",
@@ -494,6 +366,7 @@ CLAIMS: tuple[Claim, ...] = (
         "not clearly above that of `map+oe`.",
         (Need("table1", ("de", "map+oe", *WITH_OUTLIERS)),),
         reach_exposure,
+        ("FPR95",),
     ),
     Claim(
         "NC is the best way in general",
@@ -501,6 +374,7 @@ CLAIMS: tuple[Claim, ...] = (
         "Averaged over tasks, no other way's mean FPR95 is clearly below that of NC. Single tasks stand beside.",
         (Need("table1", WITH_OUTLIERS),),
         none_class_best,
+        ("FPR95",),
     ),
     Claim(
         "SL is best on easy tasks, and costs accuracy and calibration on hard ones",
@@ -509,6 +383,7 @@ CLAIMS: tuple[Claim, ...] = (
         "SL's accuracy is clearly below, and its ECE clearly above, that of the same inference without outliers.",
         (Need("table1", WITH_OUTLIERS, EASY), Need("table1", ("vb", "vb+sl", "la", "la+sl"), HARD)),
         soft_labels_by_difficulty,
+        ("FPR95", "accuracy", "ECE"),
     ),
     Claim(
         "Trained with outliers, Bayesian networks are better calibrated than MAP and OE",
@@ -516,6 +391,7 @@ CLAIMS: tuple[Claim, ...] = (
         "The ECE of each of the eight is clearly below that of `map` and that of `map+oe`.",
         (Need("table1", ("map", "map+oe", *WITH_OUTLIERS)),),
         better_calibrated,
+        ("ECE",),
     ),
     Claim(
         "Trained with noise, OE is worse calibrated than MAP, Laplace is not",
@@ -524,6 +400,7 @@ CLAIMS: tuple[Claim, ...] = (
         "way it is shown outliers, is not.",
         (Need("noise", ("map+oe", *LA_WITH_OUTLIERS)), Need("table1", ("map",))),
         calibrated_with_noise,
+        ("ECE",),
     ),
     Claim(
         "Synthetic noise is enough",
@@ -532,6 +409,7 @@ CLAIMS: tuple[Claim, ...] = (
         "over all OOD sets but that noise, which the paper's mean counts. What photographs give stands beside.",
         (Need("noise", ("map+oe", *LA_WITH_OUTLIERS)), Need("table1", ("map", "map+oe", "la", *LA_WITH_OUTLIERS))),
         noise_is_enough,
+        ("FPR95 of unseen sets",),
     ),
     Claim(
         "Text gains as well",
@@ -540,6 +418,7 @@ CLAIMS: tuple[Claim, ...] = (
         "inference without; accuracy in brackets. A collapsed classifier gains nothing.",
         (Need("text", ("map", "map+oe", "la", *LA_WITH_OUTLIERS)),),
         text_gains,
+        ("FPR95", "accuracy"),
     ),
     Claim(
         "Flipout, CSGHMC and ensembles gain too",
@@ -547,6 +426,7 @@ CLAIMS: tuple[Claim, ...] = (
         "The mean FPR95 with NC is clearly below that without. Accuracy and ECE stand beside.",
         (Need("aux", ("flipout", "flipout+nc", "csghmc", "csghmc+nc", "de", "de+nc")),),
         others_gain,
+        ("FPR95",),
     ),
     Claim(
         "Far from the data, Bayesian methods are less confident",
@@ -556,6 +436,7 @@ CLAIMS: tuple[Claim, ...] = (
         "outliers, low confidence may be certainty.",
         (Need("toy", ("map+oe", "la+oe")), Need("table1", ("map", "vb", "la", "map+oe", "vb+oe", "la+oe"))),
         unsure_far_away,
+        ("confidence far away",),
         is_printed=False,
     ),
     Claim(
@@ -566,17 +447,47 @@ CLAIMS: tuple[Claim, ...] = (
         "clearly above, that of the same inference without outliers. What it costs in accuracy stands beside.",
         (Need("shift", BAYESIAN),),
         under_shift,
+        ("ECE under shift",),
     ),
     Claim(
         "Training with outliers is cheap",
         "It is ordinary training on twice the inputs, after which Laplace passes once over twice the data (text).",
         f"`map+oe` takes at most {TWICE} times as long to fit as `map` (twice, and a tenth for the clock), and so does "
-        "what Laplace adds to its network with outliers, compared to without.",
+        f"what Laplace adds to its network with outliers, compared to without. {TIMES}",
         (Need("table1", ("map", "map+oe", "de", "la", "la+oe")),),
         cheap,
         is_printed=False,
     ),
 )
+
+
+# of tasks that lack some of a claim's cells -------------------------------------------------------------------------
+
+FIGURES: Mapping[str, Callable[[View, Cell], Known]] = {
+    "accuracy": lambda view, cell: view.of(cell, TEST, view.accuracy),
+    "ECE": lambda view, cell: view.of(cell, TEST, view.eces[0]),
+    "confidence": lambda view, cell: view.of(cell, TEST, "mmc"),
+    "confidence on noise": lambda view, cell: view.of(cell, "uniform", "mmc"),
+    "confidence far away": lambda view, cell: view.of(cell, FAR_AWAY, "mmc"),
+    "FPR95": lambda view, cell: view.fpr95(cell.task, cell.method),
+    "FPR95 of unseen sets": lambda view, cell: view.of(cell, mean_but(NOISE), "fpr95"),
+    "ECE under shift": lambda view, cell: shifted(view, cell.task, cell.method, view.eces[0]),
+}
+
+
+def so_far(claim: Claim, view: View, task: str) -> Iterator[Case]:
+    """The figures that are there, as lines that do not count; none where nothing can be compared."""
+    needed = [cells for need in claim.needs if (cells := [c for c in need.cells if c.task == task])]
+    there = [[c for c in cells if c.convention == view.convention and view.seeds(c)] for cells in needed]
+    if not all(there) or sum(map(len, there)) < 2:
+        return
+    for name in claim.figures:
+        known = {_named(cell): FIGURES[name](view, cell) for cells in there for cell in cells}
+        yield Case(f"{task} (so far), {name}", listed(known, with_half=True))
+
+
+def _named(cell: Cell) -> str:
+    return cell.method + f" with {cell.outliers}" * bool(cell.outliers and "+" in cell.method)
 
 
 # the document -------------------------------------------------------------------------------------------------------
@@ -615,14 +526,15 @@ def examine(claim: Claim, view: View) -> Tested:
         if cell.convention == view.convention:
             counts[cell.task] = min(counts.get(cell.task, view.seeds(cell)), view.seeds(cell))
     seeds = {task: count for task, count in counts.items() if count}
-    return Tested(seeds, len(counts), tuple(claim.cases(view, tuple(seeds))))
+    unfinished = (case for task in counts if task not in seeds for case in so_far(claim, view, task))
+    return Tested(seeds, len(counts), (*claim.cases(view, tuple(seeds)), *unfinished))
 
 
 def claims_document(cells: Sequence[Measured]) -> str | None:
     """Markdown, from figures alone; None where no claim can be tested."""
     measured, paper = [ours(cells, convention) for convention in CONVENTIONS], printed()
     tested = {claim: [examine(claim, view) for view in (*measured, *[paper] * claim.is_printed)] for claim in CLAIMS}
-    if not any(one.cases for columns in tested.values() for one in columns[: len(measured)]):
+    if all(one.verdict == WAITING for columns in tested.values() for one in columns[: len(measured)]):
         return None
     needed = list(dict.fromkeys(_bare(cell) for claim in CLAIMS for cell in claim.cells))
     used = sorted((one for one in cells if _bare(one.cell) in needed), key=lambda one: needed.index(_bare(one.cell)))
@@ -665,13 +577,15 @@ def _legend(used: Sequence[Measured]) -> str:
         "*corrected* and *published* are networks trained here in that convention, and judged by its metrics; "
         "*printed* are the paper's own figures, put to the same tests.",
         "A claim **holds** if all its tests say yes, **in part** if some do, **not** if none does; it is undecided if "
-        "none is clear. A line without a bold word stands beside and does not count.",
+        "none is clear. A line without a bold word stands beside and does not count, such as what is there *so far* "
+        "of a task that lacks some of the claim's cells.",
         "In per cent, means over training seeds. FPR95 is the share of outliers that pass where 95 % of the inliers "
         "do: less is better. ‡ is a collapsed classifier, no more accurate than always answering the most frequent "
         "class; it never says yes.",
         "Two figures differ *clearly* if by more than their ± together (in squares). ± is half the 95 % bootstrap "
-        "interval over test points and, if there are several, training seeds; it is shown where it decides. With one "
-        "seed the luck of training is not in it. Printed figures have no ±: any difference counts.",
+        "interval over test points and, if there are several, training seeds; it is shown where it decides, or nothing "
+        "does so far. With one seed the luck of training is not in it. Printed figures have no ±: any difference "
+        "counts.",
         "ECE: the corrected column is judged by that of all inputs, the others by the paper's, which leaves out every "
         "input with a confidence of 14/15 or more; the other of the two stands in brackets.",
         *([f"Not as in the paper: {'; '.join(differences)}."] if differences else []),

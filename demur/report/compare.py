@@ -195,7 +195,7 @@ def _fill(table: Table, kind: Kind, runs: _Runs, everything: bool) -> ReportTabl
     found = {
         (row, task): runs.find(task, row.method, table.outliers)
         for row in table.rows
-        for task in {column.task for column in table.columns}
+        for task in dict.fromkeys(column.task for column in table.columns)
     }
     # a method that is shown no outliers fits every table, but is no reason to show those trained with others
     done = {task for (_, task), cells in found.items() if any(outliers_of(one.cell) == table.outliers for one in cells)}

@@ -1,4 +1,4 @@
-"""RESULTS.md: every table beside the published one, and how the cells were made."""
+"""RESULTS.md: how the cells were made, what they say of the paper in short, and every table beside its own."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,8 +9,14 @@ from demur.method import METHODS
 from demur.report import render
 from demur.report.compare import Kind, ReportTable, kind_of, outliers_of
 from demur.report.measured import CELLS, RESULTS, Measured
+from demur.report.sections import agreement, better, markdown_table
 from demur.study.grid import commands
 from demur.tasks.images import STAND_INS
+
+TIMES = (
+    "Times are as they were when the cells were made, with other processes on the same card or cores; they compare "
+    "only roughly."
+)
 
 
 def document(cells: Sequence[Measured], made: Sequence[ReportTable], drawn: Mapping[str, str]) -> str:
@@ -28,8 +34,10 @@ def document(cells: Sequence[Measured], made: Sequence[ReportTable], drawn: Mapp
         "## How the cells were made",
         "```\n" + "\n".join(commands(one.cell for one in cells)) + "\n```",
         _overview(cells),
+        *agreement(cells),
+        *better(cells),
         "## Seconds to fit",
-        "Mean over cells; the networks that a posterior is made from are counted, though several share them.",
+        f"Mean over cells; the networks that a posterior is made from are counted, though several share them. {TIMES}",
         _costs(cells),
         *(["## Figures", *figures] if figures else []),
         "## Tables",
@@ -75,8 +83,3 @@ def _costs(cells: Sequence[Measured]) -> str:
         for method in methods
     ]
     return markdown_table(["method", *("<br>".join(column) for column in seconds)], rows)
-
-
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,152 @@
+"""Which method to use: chosen among candidates by validation data alone, and only then tested."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from demur.report.measured import scored
+from demur.report.views import Known, View, best_printed
+from demur.study.further import LETTER_COUNT, PRINTED, VALIDATION
+from demur.study.grid import CANDIDATES, STUDIES, Cell
+from demur.study.published import OOD_SETS, TEST, Row, mean_but
+
+STUDY = STUDIES["recommended"]
+TASKS = tuple(dict.fromkeys(cell.task for cell in STUDY))
+VALIDATED = tuple(dict.fromkeys(cell.task for cell in STUDY if cell.further == "validation"))
+BY_TASK = {task: {(cell.method, cell.outliers): cell for cell in STUDY if cell.task == task} for task in TASKS}
+# in a tie the first: Laplace costs no more than one network, and is less sure far away
+INFERENCES, SCORES = ("la", "map", "de"), ("none_share", "none", "max_prob")
+ALLOWED = 0.005  # of accuracy, below the best candidate's
+
+
+# the choice ---------------------------------------------------------------------------------------------------------
+
+
+class Candidate(NamedTuple):
+    method: str
+    outliers: str | None  # trained with; None is the task's own
+    score: str
+
+    def cell(self, task: str) -> Cell:
+        """As the study has it."""
+        return BY_TASK[task][self.method, self.outliers]
+
+
+@dataclass(frozen=True)
+class Validated:
+    """A candidate's figures on validation data, by task, where they are there."""
+
+    candidate: Candidate
+    fpr95: Mapping[str, float]
+    accuracy: Mapping[str, float]
+    accurate: bool  # nowhere too far below the best candidate
+
+    @property
+    def mean(self) -> float:
+        """Of FPR95; nan where a task is missing."""
+        return float(np.mean([self.fpr95.get(task, math.nan) for task in VALIDATED]))
+
+    @property
+    def eligible(self) -> bool:
+        return self.accurate and not math.isnan(self.mean)
+
+    @property
+    def standard_error(self) -> float:
+        """Of the mean, over the draw of letters."""
+        return math.sqrt(sum(share * (1 - share) for share in self.fpr95.values()) / LETTER_COUNT) / len(VALIDATED)
+
+    @property
+    def preference(self) -> tuple[int, int, int]:
+        """By inference, by score, by how many sources the outliers have."""
+        method, outliers, score = self.candidate
+        return INFERENCES.index(method.partition("+")[0]), SCORES.index(score), (outliers or "").count("+")
+
+
+def validate(view: View) -> list[Validated]:
+    """Every candidate of which something is there, best first; those that lack a task come last."""
+    there = {
+        made: cells
+        for made in CANDIDATES
+        if (cells := [cell for task in VALIDATED if view.seeds(cell := BY_TASK[task][made])])
+    }
+    accuracy = {
+        made: {cell.task: view.of(cell, VALIDATION, "accuracy").value for cell in cells}
+        for made, cells in there.items()
+    }
+    best = {task: max((each[task] for each in accuracy.values() if task in each), default=0.0) for task in VALIDATED}
+    found = []
+    for made, cells in there.items():
+        # rounded, since half a point is still allowed
+        accurate = all(round(best[task] - value, 6) <= ALLOWED for task, value in accuracy[made].items())
+        for score in SCORES:
+            fpr95 = {cell.task: view.of(cell, PRINTED, scored("fpr95", score)).value for cell in cells}
+            found.append(Validated(Candidate(*made, score), fpr95, accuracy[made], accurate))
+    return sorted(found, key=lambda one: (math.inf if math.isnan(one.mean) else one.mean, one.preference))
+
+
+def recommended(validated: Sequence[Validated]) -> Candidate | None:
+    """The preferred one of those that are within a standard error of the best."""
+    eligible = [one for one in validated if one.eligible]
+    if not eligible:
+        return None
+    best = eligible[0]
+    level = [one for one in eligible if one.mean <= best.mean + best.standard_error]
+    return min(level, key=lambda one: one.preference).candidate
+
+
+# its test -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A candidate on a task's test data, beside the paper's best rows over the same OOD sets."""
+
+    accuracy: Known
+    plain: Known | None  # the accuracy of `map`
+    fpr95: Known
+    printed: Mapping[str, tuple[Row, Known] | None]  # by score
+
+
+def tasks_there(view: View) -> list[str]:
+    """Those of the study of which a candidate, or `map`, is there."""
+    return [
+        task for task in TASKS if any(_is_there(view, cell) for cell in (Cell(task, "map"), *BY_TASK[task].values()))
+    ]
+
+
+def unvalidated(view: View) -> list[Cell]:
+    """What it takes to choose among all candidates."""
+    return [cell for task in VALIDATED for cell in BY_TASK[task].values() if not view.seeds(cell)]
+
+
+def lacking(view: View, candidate: Candidate) -> list[Cell]:
+    """What it takes to test the candidate on every task that is there."""
+    return [cell for task in tasks_there(view) if not _is_there(view, cell := candidate.cell(task))]
+
+
+def measure(view: View, candidate: Candidate, task: str) -> Tested | None:
+    """None where the cell is not there."""
+    cell, plain = candidate.cell(task), Cell(task, "map")
+    if not _is_there(view, cell):
+        return None
+    seen = [name for name in (candidate.outliers or "").split("+") if name in OOD_SETS[task]]
+    sets = view.sets(cell, seen)
+    return Tested(
+        view.of(cell, TEST, "accuracy"),
+        view.of(plain, TEST, "accuracy") if view.seeds(plain) else None,
+        view.of(cell, mean_but(*seen), scored("fpr95", candidate.score)),
+        {score: best_printed(task, score, sets) for score in ("max_prob", "none")},
+    )
+
+
+def standing(one: Known, printed: Known) -> str:
+    """By the interval of our figure, less being better."""
+    difference = one.value - printed.value
+    return "level" if abs(difference) <= one.half else "ahead" if difference < 0 else "behind"
+
+
+def _is_there(view: View, cell: Cell) -> bool:
+    return view.seeds(replace(cell, further=None)) > 0

@@ -1,0 +1,198 @@
+"""Two sections of RESULTS.md: whether the cells agree with the paper, and which method does better than it."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+
+from demur.report.measured import Measured
+from demur.report.recommended import (
+    VALIDATED,
+    Candidate,
+    Validated,
+    lacking,
+    measure,
+    recommended,
+    standing,
+    tasks_there,
+    unvalidated,
+    validate,
+)
+from demur.report.render import per_cent
+from demur.report.views import Known, View, ours, printed, printed_mean
+from demur.study.grid import Cell, commands
+from demur.study.published import IMAGES, TEST, Row, mean_but
+
+HALF = "± is half the 95 % bootstrap interval over test points and, if there are several, training seeds"
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def with_half(figure: Known) -> str:
+    return f"{figure.text()} ±{per_cent(figure.half)}"
+
+
+def signed(difference: float) -> str:
+    return f"{round(100 * difference, 1) + 0.0:+.1f}".replace("-", "−")  # no minus before zero
+
+
+def remarks(said: Sequence[str]) -> str:
+    return "\n".join(f"- {one}" for one in said)
+
+
+def stand_ins(cells: Sequence[Measured], tasks: Sequence[str]) -> list[str]:
+    notes = (json.loads(one.about["notes"]) for one in cells if one.cell.task in tasks)
+    return sorted({f"{name} {note}" for each in notes for name, note in each.items()})
+
+
+# agreement ----------------------------------------------------------------------------------------------------------
+
+ROWS = ("map", "map+oe", "de", "la+nc")
+LIMITS = {"accuracy": 0.01, "ECE": 0.04, "FPR95": 0.04}
+LUCK = "uniform"  # noise on which one network's luck moves FPR95 by 90 points
+MARK = "\\*"
+
+
+def agreement(cells: Sequence[Measured]) -> Iterator[str]:
+    """The rows that all others are compared with, beside the paper's; nothing where none of them is there."""
+    views = [ours(cells, convention) for convention in ("published", "corrected")]
+    rows, by_set = [], []
+    near: dict[str, list[bool]] = {}
+    for cell in (Cell(task, method) for task in IMAGES for method in ROWS):
+        view = next((view for view in views if view.seeds(cell)), None)
+        if view is None:
+            continue
+        pairs = beside_the_paper(view, cell)
+        far = [name for name, pair in pairs.items() if not is_near(*pair, LIMITS[name])]
+        near.setdefault(cell.task, []).extend(name not in far for name in pairs)
+        by_set += [f"FPR95 of {cell.task}, `{cell.method}`, differs by set: {_by_set(view, cell)}"] * ("FPR95" in far)
+        figures = (_pair(*pairs[name]) if name in pairs else "–" for name in LIMITS)
+        mark = MARK * (view.convention == "corrected")
+        rows.append([cell.task, f"`{cell.method}`{mark}", *figures, f"no: {', '.join(far)}" if far else "yes"])
+    if not rows:
+        return
+    yield "## Agreement with the paper"
+    yield (
+        "Networks trained in the published convention, and measured in it: an answer of none is wrong, ECE leaves out "
+        "every input with a confidence of 14/15 or more, and FPR95 is by max probability, the mean over the paper's "
+        f"OOD sets but {LUCK} noise, where one network's luck moves it by 90 points. Within limits is what differs by "
+        f"at most {', '.join(f'{100 * limit:.0f} of {name}' for name, limit in LIMITS.items())}, in points."
+    )
+    yield markdown_table(["task", "method", *LIMITS, "within limits"], rows)
+    counted = (f"{sum(each)} of {len(each)} on {task}" for task, each in near.items())
+    marked = any(row[1].endswith(MARK) for row in rows)
+    yield remarks(
+        [
+            f"In per cent: measured; below, printed and difference. {HALF}",
+            f"Figures within limits: {', '.join(counted)}",
+            *by_set,
+            *stand_ins(cells, list(near)),
+            *[f"{MARK} Trained in the corrected convention: there is none in the published one"] * marked,
+        ]
+    )
+
+
+def beside_the_paper(view: View, cell: Cell) -> dict[str, tuple[Known, Known]]:
+    """Measured and printed, where there are both."""
+    paper, sets = printed(), view.sets(cell, [LUCK])
+    both = {
+        "accuracy": (view.of(cell, TEST, "accuracy_with_none"), paper.of(cell, TEST, "accuracy_with_none")),
+        "ECE": (view.of(cell, TEST, "ece_published"), paper.of(cell, TEST, "ece_published")),
+        "FPR95": (view.of(cell, mean_but(LUCK), "fpr95"), printed_mean(cell.task, Row(cell.method), sets)),
+    }
+    return {name: (mine, theirs) for name, (mine, theirs) in both.items() if theirs and not math.isnan(mine.value)}
+
+
+def _by_set(view: View, cell: Cell) -> str:
+    """Where the difference comes from, the most first."""
+    pairs = {name: printed_mean(cell.task, Row(cell.method), [name]) for name in view.sets(cell, [LUCK])}
+    apart = {name: view.of(cell, name, "fpr95").value - theirs.value for name, theirs in pairs.items() if theirs}
+    return ", ".join(f"{name} {signed(apart[name])}" for name in sorted(apart, key=lambda name: -abs(apart[name])))
+
+
+def is_near(mine: Known, theirs: Known, limit: float) -> bool:
+    """As far as digits are shown."""
+    return round(abs(mine.value - theirs.value), 3) <= limit
+
+
+def _pair(mine: Known, theirs: Known) -> str:
+    return f"{with_half(mine)}<br>{theirs.text()} {signed(mine.value - theirs.value)}"
+
+
+# better than published ----------------------------------------------------------------------------------------------
+
+
+def better(cells: Sequence[Measured]) -> Iterator[str]:
+    """How the recommended method is chosen, and how it does; nothing where no candidate can be chosen."""
+    view = ours(cells, "corrected")
+    validated = validate(view)
+    chosen = recommended(validated)
+    if chosen is None:
+        return
+    yield "## Better than published"
+    yield (
+        f"**Recommended: {_title(chosen)}.** The choice is made by code, which looked at validation pictures of "
+        f"{' and '.join(VALIDATED)} and at printed letters only: the least FPR95 of these letters wins, in the mean "
+        "over tasks. (One OOD set is of letters too, by hand; it was not looked at.) A candidate is out if on a task "
+        "its validation accuracy is more than half a point below the best candidate's. Among those within a standard "
+        "error of the best, Laplace goes before MAP before ensembles (it costs little more than one network, and is "
+        "less sure far away), then `none_share` before `none` before `max_prob`, then fewer sources of outliers."
+    )
+    head = ["method", "outliers", "score", "mean FPR95", *(f"FPR95<br>{task}" for task in VALIDATED)]
+    head += [*(f"accuracy<br>{task}" for task in VALIDATED), ""]
+    yield markdown_table(head, [_validation(one, one.candidate == chosen) for one in validated])
+    yield f"On test data, {_title(chosen)}:"
+    yield _test(view, chosen)
+    absent = lacking(view, chosen)
+    if absent:
+        complete = [one for one in validated if not lacking(view, one.candidate)]
+        if (second := recommended(complete)) is not None:
+            yield f"By the same rule, of those that are there for all of these tasks, {_title(second)}:"
+            yield _test(view, second)
+    missing = commands(dict.fromkeys([*absent, *unvalidated(view)]))
+    yield remarks(
+        [
+            f"In per cent; {HALF}. With one seed the luck of training is not in it",
+            "FPR95 is the mean over the paper's OOD sets but those trained with; the paper's best is the least such "
+            "mean of all its rows, in whichever table, by max probability and by the none mass, a column that it hides",
+            "Ahead, level or behind: by the ±",
+            *stand_ins(cells, tasks_there(view)),
+            *[f"Not there yet: {', '.join(f'`{command}`' for command in missing)}"] * bool(missing),
+        ]
+    )
+
+
+def _title(candidate: Candidate) -> str:
+    return f"`{candidate.method}` with the score `{candidate.score}`, {_trained(candidate)}"
+
+
+def _trained(candidate: Candidate) -> str:
+    return f"trained with {candidate.outliers or 'the usual outliers'}"
+
+
+def _validation(one: Validated, is_chosen: bool) -> list[str]:
+    figures = [one.mean, *(by_task.get(task, math.nan) for by_task in (one.fpr95, one.accuracy) for task in VALIDATED)]
+    waits = math.isnan(one.mean)
+    remark = "**chosen**" if is_chosen else "waits" if waits else "" if one.accurate else "out: accuracy"
+    method, outliers, score = one.candidate
+    shown = ("–" if math.isnan(figure) else per_cent(figure) for figure in figures)
+    return [f"`{method}`", outliers or "the usual", f"`{score}`", *shown, remark]
+
+
+def _test(view: View, candidate: Candidate) -> str:
+    rows = []
+    for task in tasks_there(view):
+        found = measure(view, candidate, task)
+        if found is None:
+            rows.append([task, *["–"] * 5])
+            continue
+        to_map = "–" if found.plain is None else signed(found.accuracy.value - found.plain.value)
+        beside = (
+            "–" if best is None else f"`{best[0].method}` {best[1].text()}: **{standing(found.fpr95, best[1])}**"
+            for best in found.printed.values()
+        )
+        rows.append([task, with_half(found.accuracy), to_map, with_half(found.fpr95), *beside])
+    head = ["task", "accuracy", "against `map`", "mean FPR95", "the paper's best", "its best by none mass"]
+    return markdown_table(head, rows)

@@ -1,0 +1,277 @@
+"""The method that RESULTS.md recommends, chosen by validation figures alone, and its section on agreement."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from demur.report.compare import outliers_of
+from demur.report.measured import Measured, Value, cells_csv, read_tables, results_csv, scored
+from demur.report.recommended import (
+    SCORES,
+    TASKS,
+    VALIDATED,
+    Candidate,
+    lacking,
+    measure,
+    recommended,
+    standing,
+    validate,
+)
+from demur.report.sections import ROWS, agreement, better
+from demur.report.views import Known, best_printed, ours, printed, printed_mean
+from demur.study.further import LETTER_COUNT, PRINTED, VALIDATION
+from demur.study.grid import CANDIDATES, STUDIES, Cell
+from demur.study.published import IMAGES, OOD_SETS, TEST, Row, mean_but
+
+PATCHES = "tiny_imagenet32+patches"
+NOISES = "tiny_imagenet32+smooth+uniform"
+ALL = tuple(Candidate(*made, score) for made in CANDIDATES for score in SCORES)
+
+Planted = Callable[[Candidate, str], float]  # a figure, by candidate and task
+
+
+def made(cell: Cell, figures: dict[tuple[str, str], float], half: float = 0.01) -> Measured:
+    about = {
+        "sets": json.dumps(OOD_SETS[cell.task]),
+        "trained_with": outliers_of(cell) if "+" in cell.method else "",
+        "seconds": json.dumps({"fit": 1.0}),
+        "training_inputs": "600",
+        "device": "a GPU",
+        "missing": "[]",
+        "notes": "{}",
+        "further": cell.further or "",
+    }
+    values = {place: Value(value, value - half, value + half) for place, value in figures.items()}
+    return Measured(cell, {**values, (TEST, "majority"): Value(0.1)}, about)
+
+
+def on_test(task: str, fpr95: float, accuracy: float) -> dict[tuple[str, str], float]:
+    """The same FPR95 on every set and by every score."""
+    sets = (*OOD_SETS[task], mean_but(), mean_but("smooth", "uniform"))
+    outside = {(name, scored("fpr95", score)): fpr95 for name in sets for score in SCORES}
+    return outside | {(TEST, "accuracy"): accuracy}
+
+
+def planted(
+    fpr95: Planted,
+    accuracy: Planted = lambda candidate, task: 0.9,
+    test: Callable[[], tuple[float, float]] = lambda: (0.2, 0.9),
+) -> list[Measured]:
+    """Every cell of the study, by its figures on validation data, and those on test data."""
+    cells = []
+    for cell in STUDIES["recommended"]:
+        by_score = [Candidate(cell.method, cell.outliers, score) for score in SCORES]
+        figures = {(PRINTED, scored("fpr95", one.score)): fpr95(one, cell.task) for one in by_score}
+        figures[VALIDATION, "accuracy"] = accuracy(by_score[0], cell.task)
+        cells.append(made(cell, figures | on_test(cell.task, *test())))
+    return cells
+
+
+def choice(cells: list[Measured]) -> Candidate | None:
+    return recommended(validate(ours(cells, "corrected")))
+
+
+def drawn(seed: int) -> dict[tuple[Candidate, str], float]:
+    draw = np.random.default_rng(seed)
+    return {(candidate, task): float(draw.uniform()) for candidate in ALL for task in TASKS}
+
+
+# the choice ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_least_mean_over_the_validated_tasks_wins(seed: int):
+    figures = drawn(seed)
+    validated = validate(ours(planted(lambda *place: figures[place]), "corrected"))
+    means = {candidate: np.mean([figures[candidate, task] for task in VALIDATED]) for candidate in ALL}
+    assert [one.candidate for one in validated] == sorted(ALL, key=means.__getitem__)
+    assert recommended(validated) == min(ALL, key=means.__getitem__)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_test_figure_has_a_say(seed: int):
+    figures, draw = drawn(0), np.random.default_rng(seed)
+    usual = planted(lambda *place: figures[place])
+    other = planted(lambda *place: figures[place], test=lambda: tuple(draw.uniform(size=2)))
+    assert validate(ours(usual, "corrected")) == validate(ours(other, "corrected"))
+
+
+@pytest.mark.parametrize(("accuracy", "is_out"), [(0.9, False), (0.895, False), (0.8949, True)])
+def test_half_a_point_of_accuracy_may_be_lost_and_no_more(accuracy: float, is_out: bool):
+    best = Candidate("la+nc", PATCHES, "none")
+
+    def accuracies(candidate: Candidate, task: str) -> float:
+        return accuracy if candidate[:2] == best[:2] and task == "mnist" else 0.9
+
+    cells = planted(lambda candidate, task: 0.1 if candidate == best else 0.2, accuracies)
+    assert (choice(cells) != best) == is_out
+    assert [one.accurate for one in validate(ours(cells, "corrected")) if one.candidate == best] == [not is_out]
+
+
+def test_ties_go_to_laplace_then_to_the_share_then_to_fewer_outliers():
+    def tie(*equal: Candidate) -> Candidate | None:
+        # by less than a standard error, the later the better
+        return choice(planted(lambda c, task: 0.1 - equal.index(c) / 1e5 if c in equal else 0.5))
+
+    assert choice(planted(lambda *place: 0.1)) == ("la+nc", None, "none_share")
+    assert tie(Candidate("la+nc", NOISES, "max_prob"), Candidate("map+nc", None, "none_share"))[0] == "la+nc"
+    assert tie(Candidate("map+nc", NOISES, "max_prob"), Candidate("de+nc", None, "none_share"))[0] == "map+nc"
+    assert tie(Candidate("la+nc", PATCHES, "none_share"), Candidate("la+nc", None, "none")).score == "none_share"
+    assert tie(Candidate("la+nc", PATCHES, "none"), Candidate("la+nc", NOISES, "none")).outliers == PATCHES
+    clear = Candidate("de+nc", None, "max_prob")
+    error = math.sqrt(2 * 0.1 * 0.9 / LETTER_COUNT) / 2  # of two tasks' mean
+    for share, is_clear in ((1.1, True), (0.9, False)):
+        planned = planted(lambda c, task, share=share: 0.1 if c == clear else 0.1 + share * error)
+        assert (choice(planned) == clear) == is_clear
+
+
+def test_who_lacks_a_task_cannot_be_chosen():
+    best = Candidate("de+nc", None, "none")
+    cells = planted(lambda candidate, task: 0.1 if candidate == best else 0.2)
+    assert choice(cells) == best
+    some = [one for one in cells if (one.cell.task, one.cell.method) != ("mnist", "de+nc")]
+    validated = validate(ours(some, "corrected"))
+    assert recommended(validated) == ("la+nc", None, "none_share")
+    assert {one.candidate.method for one in validated[-3:]} == {"de+nc"}
+    assert all(math.isnan(one.mean) for one in validated[-3:])
+    # nor one that was not validated, or not at full length
+    unlooked = [replace(one, cell=replace(one.cell, further=None)) for one in cells]
+    shorter = [replace(one, cell=replace(one.cell, epochs=1)) for one in cells]
+    for lacks in ([], unlooked, shorter):
+        assert choice(lacks) is None
+        assert list(better(lacks)) == []
+
+
+# its test -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_papers_best_rows():
+    best = {
+        (task, score): best_printed(task, score, OOD_SETS[task]) for task in TASKS for score in ("max_prob", "none")
+    }
+    assert {place: (row.method, round(100 * mean.value, 1)) for place, (row, mean) in best.items()} == {
+        ("mnist", "max_prob"): ("la+sl", 2.2),
+        ("mnist", "none"): ("la+nc", 4.3),
+        ("fashion_mnist", "max_prob"): ("la+sl", 4.1),
+        ("fashion_mnist", "none"): ("la+nc", 1.0),
+        ("cifar10", "max_prob"): ("de+nc", 17.0),
+        ("cifar10", "none"): ("la+nc", 12.0),
+    }
+    assert best_printed("mnist", "max_prob", ["no such set"]) is None
+
+
+def test_what_was_trained_with_is_not_counted_on_either_side():
+    view = ours(planted(lambda *place: 0.1), "corrected")
+    unseen = [name for name in OOD_SETS["cifar10"] if name not in ("smooth", "uniform")]
+    found = measure(view, Candidate("la+nc", NOISES, "none"), "cifar10")
+    assert found.printed["none"] == best_printed("cifar10", "none", unseen)
+    assert found.printed["none"] != best_printed("cifar10", "none", OOD_SETS["cifar10"])
+
+
+def test_ahead_or_behind_is_beyond_the_interval():
+    printed_figure = Known(0.1)
+    assert [standing(Known(value, 0.02), printed_figure) for value in (0.07, 0.09, 0.11, 0.13)] == [
+        "ahead",
+        "level",
+        "level",
+        "behind",
+    ]
+
+
+def test_the_section_says_what_is_missing_and_gives_the_next_best():
+    best = Candidate("la+nc", PATCHES, "none")
+    usual = Candidate("map+nc", None, "none")
+    level = {best: 0.1, usual: 0.2}
+    cells = planted(lambda candidate, task: level.get(candidate, 0.3))
+    cells.append(made(Cell("cifar10", "map"), on_test("cifar10", 0.5, 0.91)))
+    whole = "\n".join(better(cells))
+    assert "**Recommended: `la+nc` with the score `none`, trained with tiny_imagenet32+patches.**" in whole
+    assert "| cifar10 | 90.0 ±1.0 | −1.0 | 20.0 ±1.0 | `de+nc` 17.0: **behind** | `la+nc` 12.0: **behind** |" in whole
+    assert "next best" not in whole
+    assert "Not there yet" not in whole
+    some = [one for one in cells if one.cell != best.cell("cifar10")]
+    assert lacking(ours(some, "corrected"), best) == [best.cell("cifar10")]
+    text = "\n".join(better(some))
+    assert "| cifar10 | – | – | – | – | – |" in text
+    assert "all of these tasks, `map+nc` with the score `none`, trained with the usual outliers:" in text
+    assert "Not there yet: `demur study recommended --task cifar10 --convention corrected --method la+nc`" in text
+
+
+# agreement ----------------------------------------------------------------------------------------------------------
+
+
+def as_printed(cell: Cell) -> Measured:
+    paper, sets = printed(), [name for name in OOD_SETS[cell.task] if name != "uniform"]
+    figures = {(TEST, name): paper.of(cell, TEST, name).value for name in ("accuracy_with_none", "ece_published")}
+    figures[TEST, "accuracy"] = 0.9
+    means = {name: printed_mean(cell.task, Row(cell.method), [name]) for name in sets}
+    figures |= {(name, "fpr95"): mean.value for name, mean in means.items() if mean}
+    figures[mean_but("uniform"), "fpr95"] = float(np.mean([mean.value for mean in means.values() if mean]))
+    return made(cell, figures)
+
+
+def moved(one: Measured, where: str, metric: str, by: float) -> Measured:
+    value = Value(one.figures[where, metric].value + by, 0.0, 0.0)
+    return replace(one, figures={**one.figures, (where, metric): value})
+
+
+def rows_of(cells: list[Measured]) -> Iterator[list[str]]:
+    for line in "\n".join(agreement(cells)).splitlines():
+        if line.startswith("|") and "`" in line:
+            yield [part.strip() for part in line.strip("|").split("|")]
+
+
+def test_the_papers_own_figures_agree_with_it():
+    cells = [as_printed(Cell(task, method, convention="published")) for task in IMAGES for method in ROWS]
+    rows = list(rows_of(cells))
+    assert [row[:2] for row in rows] == [[task, f"`{method}`"] for task in IMAGES for method in ROWS]
+    assert {row[-1] for row in rows} == {"yes"}
+    shown = [figure for row in rows for figure in row[2:5] if figure != "–"]
+    assert all(figure.endswith(" +0.0") for figure in shown)
+    assert len(shown) == 3 * len(rows)
+    assert rows[0][2:5] == ["99.4 ±1.0<br>99.4 +0.0", "6.4 ±1.0<br>6.4 +0.0", "12.4 ±1.0<br>12.4 +0.0"]
+
+
+@pytest.mark.parametrize(
+    ("where", "metric", "by", "verdict"),
+    [
+        (TEST, "accuracy_with_none", -0.01, "yes"),
+        (TEST, "accuracy_with_none", -0.011, "no: accuracy"),
+        (TEST, "ece_published", 0.04, "yes"),
+        (TEST, "ece_published", 0.041, "no: ECE"),
+        (mean_but("uniform"), "fpr95", 0.0404, "yes"),
+        (mean_but("uniform"), "fpr95", 0.041, "no: FPR95"),
+        (TEST, "accuracy", -0.5, "yes"),
+    ],
+)
+def test_the_limits(where: str, metric: str, by: float, verdict: str):
+    one = as_printed(Cell("cifar10", "la+nc", convention="published"))
+    assert [row[-1] for row in rows_of([moved(one, where, metric, by)])] == [verdict]
+
+
+def test_differences_beyond_the_limit_are_traced_to_their_sets():
+    one = as_printed(Cell("cifar10", "map+oe", convention="published"))
+    one = moved(moved(one, mean_but("uniform"), "fpr95", 0.05), "svhn", "fpr95", 0.25)
+    text = "\n".join(agreement([one]))
+    assert "FPR95 of cifar10, `map+oe`, differs by set: svhn +25.0, " in text
+    assert "Figures within limits: 2 of 3 on cifar10" in text
+
+
+def test_the_corrected_network_stands_in_with_a_mark():
+    corrected, published = (as_printed(Cell("mnist", "map", convention=name)) for name in ("corrected", "published"))
+    assert [row[1] for row in rows_of([corrected])] == ["`map`\\*"]
+    assert [row[1] for row in rows_of([corrected, published])] == ["`map`"]
+    assert list(agreement([as_printed(Cell("mnist", "la", convention="published"))])) == []
+
+
+def test_both_sections_are_made_from_the_tables_alone(tmp_path: Path):
+    cells = [*planted(lambda *place: 0.1), as_printed(Cell("mnist", "map", convention="published"))]
+    for name, text in (("results.csv", results_csv(cells)), ("cells.csv", cells_csv(cells))):
+        (tmp_path / name).write_text(text, "utf-8")
+    for section in (agreement, better):
+        assert list(section(read_tables(tmp_path))) == list(section(cells)) != []
