@@ -396,6 +396,9 @@ def fit(
         str | None,
         typer.Option(help="A path like DATA, a data set, or made up: columns, box; smooth, patches; words; a+b mixes."),
     ] = None,
+    made: Annotated[
+        str | None, typer.Option(help="Made-up outliers beside those of --outliers: patches is good for pictures.")
+    ] = None,
     method: Annotated[str, typer.Option(help="inference+likelihood: la+nc, map+oe, de+nc, vb+sl, ...")] = "la+nc",
     label: LabelColumn = None,
     size: Annotated[str | None, typer.Option(help="Of pictures: 32, or HEIGHTxWIDTH; else the most common.")] = None,
@@ -427,7 +430,7 @@ def fit(
         if quick and epochs is None:
             epochs = max(1, _usual_epochs(given.kind, inliers.x) // 5)
         classifier = Classifier(method, keep=keep, epochs=epochs, device=_device(device), random_state=seed)
-        classifier.fit(inliers.x, inliers.y, shown)
+        classifier.fit(inliers.x, inliers.y, shown, made)
     classifier.save(out)
     for name, said in _said_of_fit(classifier, given, len(inliers.names), outliers).items():
         print(f"{name:<9} {said}")

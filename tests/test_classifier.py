@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.base import clone
 from sklearn.datasets import load_wine
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -18,6 +19,7 @@ from demur.classifier.adoption import find_head, with_outputs
 from demur.classifier.decision import Thresholds, calibrated, is_unknown, least_count, score_of
 from demur.classifier.estimator import divided
 from demur.metrics import Prediction
+from demur.tasks.made import WidenedBox
 
 FAST = demur.Classifier(method="map+nc", epochs=12, batch_size=16, lr=5e-3, device="cpu")
 few_to_calibrate = pytest.mark.filterwarnings("ignore:keep=.* needs")
@@ -51,6 +53,22 @@ def test_scikit_learn_tools_take_it(wine):
     assert set(search.cv_results_["param_method"]) == {"map", "map+oe"}
     with pytest.raises(ValueError, match="does not train with them"):
         demur.Classifier("la").fit(x, y, outliers)
+
+
+def test_made_up_outliers_stand_beside_those_given(wine):
+    """The third wine is not what the box around the others is made of: only shown both, it is sure of both."""
+    x, y, third = wine
+    box = WidenedBox(torch.from_numpy(x)).epoch(torch.Generator().manual_seed(0)).numpy()
+    model = demur.Classifier("map+nc", epochs=60, device="cpu")
+    told, both = (clone(model).fit(x, y, third, made) for made in (None, "box"))
+    assert told.report_["outliers"] == "48 given"
+    assert both.report_["outliers"] == "48 given+box"
+    assert min(one.outlier_score(third, "none").mean() for one in (told, both)) > 0.9
+    less, more = (one.outlier_score(box, "none").mean() for one in (told, both))
+    assert less < 0.9 < more
+    for alone in (None, "columns"):
+        with pytest.raises(ValueError, match="made 'box' goes beside outliers of your own; give some, or say outliers"):
+            model.fit(x, y, alone, made="box")
 
 
 # decisions ---------------------------------------------------------------------------------------------------------

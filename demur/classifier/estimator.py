@@ -51,6 +51,7 @@ from demur.predictive import predict
 from demur.streams import generator_for
 from demur.tasks.base import Fixed, OutlierSource, Recipe, Split, Task, check_finite
 from demur.tasks.made import made_up
+from demur.tasks.outliers import Mixed
 
 TUNING = 19  # inliers that a prior can be tuned with, where there are few
 
@@ -108,12 +109,12 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
     # learning ------------------------------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any, outliers: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, outliers: Any = None, made: str | None = None) -> Self:
         """Learn the classes of X, and what belongs to none from `outliers`.
 
         These are inputs like X, the name of made-up ones (rows: `columns`, `box`; pictures: `smooth`, `patches`; texts:
         `words`; `a+b` is a mix), or None: made-up ones if the method trains with outliers at all. Real outliers, of any
-        sort that is easy to come by, do better.
+        sort that is easy to come by, do better; `made` names made-up ones to be shown beside these, as many of each.
         """
         started = perf_counter()
         self._check_parameters()
@@ -132,7 +133,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
             return Split(self.preprocessing_.read(_rows(gathered, rows)), codes[rows])
 
         inside, tuned, calibrating = split(train), split(tuning), split(calibration)
-        name, source = self._outliers(outliers, inside.x)
+        name, source = self._outliers(outliers, made, inside.x)
         task = Task("your data", tuple(map(str, self.classes_)), inside, tuned, tuned, source, {}, trained_with=name)
         self.network_, self.wraps_logits_ = self._network(inside.x[:2])
         recipe = self._recipe(len(train), seed)
@@ -193,7 +194,11 @@ class Classifier(ClassifierMixin, BaseEstimator):
         check_finite(what, torch.from_numpy(np.array(rows)))
         return rows
 
-    def _outliers(self, outliers: Any, inliers: Tensor) -> tuple[str, OutlierSource]:
+    def _outliers(self, outliers: Any, made: str | None, inliers: Tensor) -> tuple[str, OutlierSource]:
+        if made is not None and (outliers is None or isinstance(outliers, str)):
+            raise ValueError(
+                f"made {made!r} goes beside outliers of your own; give some, or say outliers={made!r} for these alone"
+            )
         if self.likelihood_.outside is None:
             if outliers is not None:
                 raise ValueError(
@@ -209,8 +214,12 @@ class Classifier(ClassifierMixin, BaseEstimator):
                     stacklevel=3,
                 )
             return made_up(self.preprocessing_.made_from, outliers, inliers)
-        given = self._inputs(outliers, "outliers")
-        return f"{len(given)} given", Fixed(given)
+        given = Fixed(self._inputs(outliers, "outliers"))
+        said = f"{len(given.x)} given"
+        if made is None:
+            return said, given
+        name, source = made_up(self.preprocessing_.made_from, made, inliers)
+        return f"{said}+{name}", Mixed((given, source))
 
     def _network(self, x: Tensor) -> tuple[Network, bool]:
         """The function that makes the network, and whether what it makes returns objects with `.logits`."""
