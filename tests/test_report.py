@@ -7,7 +7,6 @@ import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from io import StringIO
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from torch import Tensor
 
 from demur.metrics import METRICS, Prediction, Separation, accuracy, ece, ece_published, max_prob_score, mmc
@@ -230,11 +230,13 @@ def test_the_interval_of_an_accuracy_is_the_binomials():
     assert (low, high) == (pytest.approx(0.9 - half, abs=0.15 * half), pytest.approx(0.9 + half, abs=0.15 * half))
 
 
-def test_the_interval_over_seeds_is_that_of_all_draws():
-    values = (0.1, 0.4, 0.2, 0.9)
-    means = [np.mean(drawn) for drawn in product(values, repeat=4)]
-    assert over_seeds(values) == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=0.03)
+def test_the_interval_over_seeds_is_students():
+    values = (0.4, 0.45, 0.42, 0.5)
+    assert over_seeds(values) == pytest.approx(stats.t.interval(0.95, 3, np.mean(values), stats.sem(values)))
     assert over_seeds((0.5, 0.5)) == (0.5, 0.5)
+    assert over_seeds((0.0, 0.9)) == (0.0, 1.0)
+    draws = np.random.default_rng(0).normal(0.5, 0.02, (4000, 3))
+    assert np.mean([low < 0.5 < high for low, high in map(over_seeds, draws)]) == pytest.approx(0.95, abs=0.015)
 
 
 def test_seeds_that_err_alike_are_no_more_evidence_about_the_test_points_than_one():

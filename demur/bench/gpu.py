@@ -46,9 +46,18 @@ def card_rates(device: str, small: bool) -> tuple[float, float]:
     a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
     source = torch.empty(size * size, device=device)
     target = torch.empty_like(source)
-    product = min(timed(lambda: a @ a, device).seconds for _ in range(10))
-    copy = min(timed(lambda: target.copy_(source), device).seconds for _ in range(10))
+    # one after another, or what is seen is the way to the card
+    product = min(timed(lambda: repeated(lambda: a @ a), device, REPEATS).seconds for _ in range(5))
+    copy = min(timed(lambda: repeated(lambda: target.copy_(source)), device, REPEATS).seconds for _ in range(5))
     return 2 * size**3 / product, 2 * source.nbytes / copy
+
+
+REPEATS = 20
+
+
+def repeated(work: Callable[[], object]) -> None:
+    for _ in range(REPEATS):
+        work()
 
 
 class Traffic(TorchDispatchMode):

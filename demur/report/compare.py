@@ -266,7 +266,7 @@ def _remarks(found: Mapping[tuple[Row, str], Sequence[Measured]], lines: Sequenc
     measured = [entry.measured for line in lines for entry in line.entries if entry.measured is not None]
     seeds = sorted({len(one.by_seed) for one in measured})
     if seeds and seeds[-1] > 1:
-        said[f"Means of {' or '.join(map(str, seeds))} training seeds; in brackets their 95 % bootstrap interval"] = (
+        said[f"Means of {' or '.join(map(str, seeds))} training seeds; in brackets the 95 % interval of their mean"] = (
             None
         )
     if any(one.partial for one in measured):

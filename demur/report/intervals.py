@@ -1,15 +1,17 @@
-"""Bootstrap intervals over test points, from predictions alone, and over training seeds.
+"""Intervals: the bootstrap's over test points, from predictions alone, and Student's over training seeds.
 
 A resample is a vector of counts, how often each point was drawn. The counts of a set depend on its name and size only:
 methods, training seeds and metrics are compared on the same resamples, and a mean's interval follows from its parts'.
 """
 
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 from torch import Tensor
 
 from demur.metrics import BINS, Prediction
@@ -40,9 +42,14 @@ def interval(resampled: Array) -> tuple[float, float]:
 
 
 def over_seeds(values: Sequence[float]) -> tuple[float, float]:
-    """The interval of a mean over training seeds, each as likely to be drawn as any other."""
-    drawn = np.random.default_rng(len(values)).integers(len(values), size=(10 * RESAMPLES, len(values)))
-    return interval(np.asarray(values)[drawn].mean(1))
+    """The interval of a mean over training seeds, by Student's t, within what fractions can be.
+
+    The bootstrap's would be no wider than from the least to the greatest: with three seeds, right in 71 of 100 cases.
+    """
+    mean, count = float(np.mean(values)), len(values)
+    half = float(np.std(values, ddof=1) / math.sqrt(count) * stdtrit(count - 1, (1 + LEVEL) / 2))
+    low, high = np.clip([mean - half, mean + half], 0, 1)
+    return float(low), float(high)
 
 
 # metrics of one set -------------------------------------------------------------------------------------------------

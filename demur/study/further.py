@@ -52,7 +52,7 @@ def grid(half: float) -> Tensor:
 
 
 VALIDATION, PRINTED = "validation/inliers", "validation/printed_letters"
-LETTERS = "ABDEFGHJKLMNPQRTUVWXYabdefghkmnpqrtuwy"  # none that passes for a digit
+LETTERS = "ABDEFGHJKLMNPQRTUVWXYabdefghkmnpqrtuwy"  # without those most like digits
 LETTER_COUNT = 2_000
 
 

@@ -1,0 +1,34 @@
+"""What the repository says of its results follows from the tables that it holds."""
+
+from pathlib import Path
+
+import pytest
+
+from demur.report.measured import CELLS, RESULTS, gather
+from demur.report.page import write_report
+
+ROOT = Path(__file__).parent.parent
+STORED = ROOT / "results"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("results")
+    write_report(gather([STORED]), out)
+    return out
+
+
+@pytest.mark.parametrize("name", [RESULTS, CELLS, "RESULTS.md"])
+def test_the_stored_report_is_made_from_the_stored_tables_byte_for_byte(made: Path, name: str) -> None:
+    assert (made / name).read_bytes() == (STORED / name).read_bytes()
+
+
+def test_so_are_the_claims(made: Path) -> None:
+    assert (made / "claims.md").read_bytes() == (ROOT / "docs" / "claims.md").read_bytes()
+
+
+def test_every_figure_of_the_stored_report_is_there() -> None:
+    text = (STORED / "RESULTS.md").read_text("utf-8")
+    shown = [part.split(")")[0] for part in text.split("](figures/")[1:]]
+    assert shown
+    assert all((STORED / "figures" / name).exists() for name in shown)
