@@ -19,6 +19,7 @@ from demur.report.recommended import (
     lacking,
     measure,
     recommended,
+    scores_of,
     standing,
     validate,
 )
@@ -31,7 +32,7 @@ from demur.study.run import FAR_AWAY
 
 PATCHES = "tiny_imagenet32+patches"
 NOISES = "tiny_imagenet32+smooth+uniform"
-ALL = tuple(Candidate(*made, score) for made in CANDIDATES for score in SCORES)
+ALL = tuple(Candidate(*made, score) for made in CANDIDATES for score in scores_of(made[0]))
 
 Planted = Callable[[Candidate, str], float]  # a figure, by candidate and task
 
@@ -66,7 +67,7 @@ def planted(
     """Every cell of the study, by its figures on validation data, and those on test data."""
     cells = []
     for cell in STUDIES["recommended"]:
-        by_score = [Candidate(cell.method, cell.outliers, score) for score in SCORES]
+        by_score = [Candidate(cell.method, cell.outliers, score) for score in scores_of(cell.method)]
         figures = {(PRINTED, scored("fpr95", one.score)): fpr95(one, cell.task) for one in by_score}
         figures[VALIDATION, "accuracy"] = accuracy(by_score[0], cell.task)
         cells.append(made(cell, figures | on_test(cell.task, *test())))
@@ -91,7 +92,13 @@ def test_the_least_mean_over_the_validated_tasks_wins(seed: int):
     validated = validate(ours(planted(lambda *place: figures[place]), "corrected"))
     means = {candidate: np.mean([figures[candidate, task] for task in VALIDATED]) for candidate in ALL}
     assert [one.candidate for one in validated] == sorted(ALL, key=means.__getitem__)
-    assert recommended(validated) == min(ALL, key=means.__getitem__)
+    best = min(ALL, key=means.__getitem__)
+    shares = [figures[best, task] for task in VALIDATED]
+    error = math.sqrt(sum(share * (1 - share) for share in shares) / LETTER_COUNT) / len(shares)
+    level = [candidate for candidate in ALL if means[candidate] <= means[best] + error]
+    chosen = recommended(validated)
+    assert chosen in level
+    assert chosen == best or len(level) > 1
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from demur.method import parse_method
 from demur.report.measured import scored
 from demur.report.views import Known, View, best_printed
 from demur.study.further import LETTER_COUNT, PRINTED, VALIDATION
@@ -67,6 +68,10 @@ class Validated:
         return INFERENCES.index(method.partition("+")[0]), SCORES.index(score), (outliers or "").count("+")
 
 
+def scores_of(method: str) -> tuple[str, ...]:
+    return SCORES if parse_method(method).likelihood(2).has_none_class else ("max_prob",)
+
+
 def validate(view: View) -> list[Validated]:
     """Every candidate of which something is there, best first; those that lack a task come last."""
     there = {
@@ -86,7 +91,7 @@ def validate(view: View) -> list[Validated]:
             round(best[task] - value - math.sqrt(best[task] * (1 - best[task]) / VALIDATION_COUNT), 6) <= ALLOWED
             for task, value in accuracy[made].items()
         )
-        for score in SCORES:
+        for score in scores_of(made[0]):
             fpr95 = {cell.task: view.of(cell, PRINTED, scored("fpr95", score)).value for cell in cells}
             found.append(Validated(Candidate(*made, score), fpr95, accuracy[made], accurate))
     return sorted(found, key=lambda one: (math.inf if math.isnan(one.mean) else one.mean, one.preference))

@@ -141,7 +141,7 @@ def better(cells: Sequence[Measured]) -> Iterator[str]:
         "its validation accuracy is more than half a point and a standard error below the best candidate's. Among "
         "those within a standard error of the best (over the draw of letters alone, not that of inliers or of "
         "training), the order is Laplace, MAP, ensembles, then `none_share`, `none`, `max_prob`, then fewer sources of "
-        "outliers. Only methods with a none class were candidates."
+        "outliers."
     )
     head = ["method", "outliers", "score", "mean FPR95", *(f"FPR95<br>{task}" for task in VALIDATED)]
     head += [*(f"accuracy<br>{task}" for task in VALIDATED), ""]

@@ -100,7 +100,7 @@ SOPHISTICATED = ("flipout", "flipout+nc", "csghmc", "csghmc+nc", "de", "de+nc")
 CONVENTIONS = ("corrected", "published")
 CANDIDATES = (
     *product(("map+nc", "la+nc"), (None, "tiny_imagenet32+patches", "tiny_imagenet32+smooth+uniform")),
-    ("de+nc", None),
+    *product(("la+sl", "de+nc"), (None, "tiny_imagenet32+patches")),
 )
 
 
