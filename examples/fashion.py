@@ -1,4 +1,4 @@
-"""Pictures: clothes, trained beside digits, photographs and shuffled patches, then shown letters and Japanese characters.
+"""Pictures: clothes, trained beside digits, photographs and shuffled patches, then shown letters and KMNIST.
 
 python examples/fashion.py DATA    # the folder that `demur data get` fills
 """
