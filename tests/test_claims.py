@@ -141,7 +141,7 @@ def test_it_waits_where_cells_are_missing_and_says_what_makes_them(claim: Claim)
 def test_a_task_counts_only_with_all_its_cells():
     claim = titled("Plain Bayesian")
     some = [c for c in claim.cells if c.task != "svhn" and (c.task, c.method) != ("cifar100", "vb")]
-    assert verdicts(claim, made(some)) == ["holds (3 of 5 tasks)"] * 2
+    assert verdicts(claim, made(some)) == ["holds (tested on 3 of 5 tasks)"] * 2
     shorter = [replace(cell, epochs=1) for cell in claim.cells]
     assert verdicts(claim, made(shorter)) == ["waiting", "waiting"]
 
@@ -239,8 +239,8 @@ def test_seeds_that_disagree_leave_it_open():
     cells = [replace(cell, seed=seed) for cell in claim.cells if cell.task == "mnist" for seed in (0, 1)]
     one = examine(claim, ours(made([cell for cell in cells if cell.seed], lucky), "corrected"))
     both = examine(claim, ours(made(cells, lucky), "corrected"))
-    assert one.verdict == "holds (1 of 5 tasks)"
-    assert both.verdict == "undecided (1 of 5 tasks)"
+    assert one.verdict == "holds (tested on 1 of 5 tasks)"
+    assert both.verdict == "undecided (tested on 1 of 5 tasks)"
     assert both.seeds == {"mnist": 2}
     assert both.cases[0].shown == "`map+oe` 50.0±50.0, `de` 60.0±0.5, `vb` 60.0±0.5, `la` 60.0±0.5"
 
@@ -302,7 +302,8 @@ def test_the_document_is_made_from_the_tables_alone(tmp_path: Path):
     assert (tmp_path / "cells.csv").read_text("utf-8") == cells_csv(cells)
     assert claims_document(read_tables(tmp_path)) == text == claims_document(cells)
     lines = text.splitlines()
-    assert "| 2 | Plain Bayesian networks lose to OE | holds (1 of 5 tasks) | holds (1 of 5 tasks) | holds |" in lines
+    some = "holds (tested on 1 of 5 tasks)"
+    assert f"| 2 | Plain Bayesian networks lose to OE | {some} | {some} | holds |" in lines
     assert "| 9 | Text gains as well | waiting | waiting | holds in part (9 of 10 tests) |" in lines
     assert text.count("\n## ") == len(CLAIMS)
     assert "`demur study shift --task cifar10`" in text

@@ -67,8 +67,15 @@ def test_made_up_outliers_stand_beside_those_given(wine):
     less, more = (one.outlier_score(box, "none").mean() for one in (told, both))
     assert less < 0.9 < more
     for alone in (None, "columns"):
-        with pytest.raises(ValueError, match="made 'box' goes beside outliers of your own; give some, or say outliers"):
+        with pytest.raises(ValueError, match="made 'box' goes beside real outliers, and there are none; give some"):
             model.fit(x, y, alone, made="box")
+    for shown in (None, third):
+        with pytest.raises(ValueError, match="unknown made-up outliers for rows 'bix'; did you mean 'box'"):
+            model.fit(x, y, shown, made="bix")
+    with pytest.raises(ValueError, match="unknown made-up outliers for rows ''"):
+        model.fit(x, y, third, made="")
+    with pytest.raises(ValueError, match="'map' does not train with them"):
+        demur.Classifier("map").fit(x, y, made="box")
 
 
 # decisions ---------------------------------------------------------------------------------------------------------

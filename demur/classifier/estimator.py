@@ -195,31 +195,31 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return rows
 
     def _outliers(self, outliers: Any, made: str | None, inliers: Tensor) -> tuple[str, OutlierSource]:
-        if made is not None and (outliers is None or isinstance(outliers, str)):
-            raise ValueError(
-                f"made {made!r} goes beside outliers of your own; give some, or say outliers={made!r} for these alone"
-            )
         if self.likelihood_.outside is None:
-            if outliers is not None:
+            if outliers is not None or made is not None:
                 raise ValueError(
                     f"outliers were given, but method {self.method!r} does not train with them; choose one with '+nc', "
                     "'+sl', '+ml' or '+oe', or leave them out"
                 )
             return "none", Fixed(inliers[:1])  # a task has some; nothing looks at them
+        kind = self.preprocessing_.made_from
+        beside = None if made is None else made_up(kind, str(made), inliers)
         if outliers is None or isinstance(outliers, str):
-            if self.preprocessing_.made_from == "texts":
+            if beside is not None:
+                raise ValueError(
+                    f"made {made!r} goes beside real outliers, and there are none; give some, or give {made!r} as the "
+                    "outliers for these alone"
+                )
+            if kind == "texts":
                 warnings.warn(
                     "outliers of texts are made up from their own words; real ones do better: any other texts at all, "
                     "as fit(X, y, outliers=texts)",
                     stacklevel=3,
                 )
-            return made_up(self.preprocessing_.made_from, outliers, inliers)
+            return made_up(kind, outliers, inliers)
         given = Fixed(self._inputs(outliers, "outliers"))
         said = f"{len(given.x)} given"
-        if made is None:
-            return said, given
-        name, source = made_up(self.preprocessing_.made_from, made, inliers)
-        return f"{said}+{name}", Mixed((given, source))
+        return (said, given) if beside is None else (f"{said}+{beside[0]}", Mixed((given, beside[1])))
 
     def _network(self, x: Tensor) -> tuple[Network, bool]:
         """The function that makes the network, and whether what it makes returns objects with `.logits`."""

@@ -516,11 +516,11 @@ class Tested:
         outcomes = [outcome for case in self.cases for outcome in case.outcomes]
         if not outcomes:
             return WAITING
-        found = joint(outcomes)
         unclear = outcomes.count(UNCLEAR)
+        found = UNCLEAR if unclear > len(outcomes) / 2 else joint(outcomes)
         said = [f"{outcomes.count(YES)} of {len(outcomes)} tests" + f", {unclear} unclear" * bool(unclear)]
-        said *= found == PART
-        said += [f"{len(self.seeds)} of {self.tasks} tasks"] * (len(self.seeds) < self.tasks)
+        said *= len({*outcomes}) > 1
+        said += [f"tested on {len(self.seeds)} of {self.tasks} tasks"] * (len(self.seeds) < self.tasks)
         return VERDICTS[found] + f" ({', '.join(said)})" * bool(said)
 
 
@@ -581,8 +581,8 @@ def _legend(used: Sequence[Measured]) -> str:
         "*corrected* and *published* are networks trained here in that convention, and judged by its metrics; "
         "*printed* are the paper's own figures, put to the same tests.",
         "A claim **holds** if all its tests say yes, **in part** if some do, **not** if none does; it is undecided if "
-        "none is clear. A line without a bold word stands beside and does not count, such as what is there *so far* "
-        "of a task that lacks some of the claim's cells.",
+        "most are not clear. A line without a bold word stands beside and does not count, such as what is there *so "
+        "far* of a task that lacks some of the claim's cells.",
         "In per cent, means over training seeds. FPR95 is the share of outliers that pass where 95 % of the inliers "
         "do: less is better. ‡ is a collapsed classifier, no more accurate than always answering the most frequent "
         "class; it never says yes.",

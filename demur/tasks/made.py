@@ -142,6 +142,6 @@ MADE: Mapping[str, Mapping[str, Make]] = MappingProxyType(
 
 def made_up(kind: str, name: str | None, inliers: Tensor) -> tuple[str, OutlierSource]:
     """The made-up outliers of that name (`a+b` is a mix; None is all of the kind's) and the name, to be recorded."""
-    name = name or "+".join(MADE[kind])
+    name = "+".join(MADE[kind]) if name is None else name
     sources = tuple(choose(MADE[kind], part, f"made-up outliers for {kind}")(inliers) for part in name.split("+"))
     return name, sources[0] if len(sources) == 1 else Mixed(sources)
