@@ -39,6 +39,9 @@ RECIPES = {
 # what the card can do, and what is asked of it ---------------------------------------------------------------------
 
 
+REPEATS = 20
+
+
 @cache
 def card_rates(device: str, small: bool) -> tuple[float, float]:
     """Operations of bfloat16 products a second, bytes read and written by a copy a second."""
@@ -50,9 +53,6 @@ def card_rates(device: str, small: bool) -> tuple[float, float]:
     product = min(timed(lambda: repeated(lambda: a @ a), device, REPEATS).seconds for _ in range(5))
     copy = min(timed(lambda: repeated(lambda: target.copy_(source)), device, REPEATS).seconds for _ in range(5))
     return 2 * size**3 / product, 2 * source.nbytes / copy
-
-
-REPEATS = 20
 
 
 def repeated(work: Callable[[], object]) -> None:

@@ -29,7 +29,13 @@ from demur.report.page import html_figure
 SHOWN = {"accuracy": "accuracy (%)", "ece": "ECE (%)", "brier": "Brier score", "nll": "NLL (nats)"}
 AGAINST = {"fpr95": "FPR95", "auroc": "AUROC", "aupr": "AUPR"}
 INLIERS = "inliers"
-COLOURS = dict(zip(SCORES, (OUTSIDE, INSIDE, "#009e73", "#e69f00", "#999999"), strict=True))
+COLOURS = {
+    "none_share": OUTSIDE,
+    "max_prob": INSIDE,
+    "none": "#009e73",
+    "entropy": "#e69f00",
+    "mutual_information": "#999999",
+}
 
 
 @dataclass(frozen=True)

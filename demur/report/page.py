@@ -7,12 +7,12 @@ from importlib.resources import files
 from pathlib import Path
 
 from demur.report import render
-from demur.report.claims import claims_document
 from demur.report.compare import Entry, Line, ReportTable, tables
 from demur.report.document import document
 from demur.report.drawings import Drawing, from_figures, from_predictions
 from demur.report.figures import save_figure
 from demur.report.measured import CELLS, RESULTS, Measured, cells_csv, results_csv
+from demur.report.verdicts import claims_document
 
 
 def write_report(cells: Sequence[Measured], out: Path) -> None:

@@ -65,7 +65,7 @@ class Validated:
     def preference(self) -> tuple[int, int, int]:
         """By inference, by score, by how many sources the outliers have."""
         method, outliers, score = self.candidate
-        return INFERENCES.index(method.partition("+")[0]), SCORES.index(score), (outliers or "").count("+")
+        return INFERENCES.index(parse_method(method).inference_name), SCORES.index(score), (outliers or "").count("+")
 
 
 def scores_of(method: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from demur.study.conventions import Data
 from demur.tasks import Split, Store
 from demur.tasks import load as load_task
+from demur.tasks.images import fitted
 from demur.tasks.shift import CORRUPTIONS, SEVERITIES, corrupt
 
 PICTURES = 2_000  # of the test set: 95 times 10,000 predictions would be 45 MB a cell
@@ -57,9 +58,10 @@ LETTER_COUNT = 2_000
 
 
 def validation(data: Data, store: Store) -> Inputs:
-    """Held-out inliers, and letters that are nobody's test data: for tasks of grey pictures."""
+    """Held-out inliers, and letters that are nobody's test data: for tasks of pictures."""
     held_out = load_task(data.name, store=store, outliers="uniform", limit=data.limit).validation
-    return held_out.y, {VALIDATION: held_out.x, PRINTED: printed_letters(LETTER_COUNT, held_out.x.shape[-1])}
+    shape = held_out.x.shape[1:]
+    return held_out.y, {VALIDATION: held_out.x, PRINTED: fitted(printed_letters(LETTER_COUNT, shape[-1]), shape)}
 
 
 def printed_letters(count: int, size: int) -> Tensor:
