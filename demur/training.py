@@ -229,11 +229,12 @@ class Recorded:
     def __call__(self) -> None:
         with torch.cuda.device(self.device) if self.streams else nullcontext():
             if self.graph is None and self.recordable:
-                if self.taken < self.PLAIN:
-                    self.taken += 1
-                    self.recordable = not needs_host(self._side_by_side) or self.taken == 1
-                    return
-                self._record()
+                with fastest_convolutions():
+                    if self.taken < self.PLAIN:
+                        self.taken += 1
+                        self.recordable = not needs_host(self._side_by_side) or self.taken == 1
+                        return
+                    self._record()
             if self.graph is not None:
                 self.graph.replay()
             else:
@@ -264,6 +265,20 @@ class Recorded:
             self.recordable = False
         else:
             self.graph = graph
+
+
+@contextmanager
+def fastest_convolutions() -> Iterator[None]:
+    """Have cuDNN try its ways of computing a convolution when it first meets it; a recording keeps what it chose.
+
+    Not where the same bits are wanted every time.
+    """
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before or not torch.backends.cudnn.deterministic
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def of_start_up(message: object) -> bool:

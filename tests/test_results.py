@@ -32,3 +32,17 @@ def test_every_figure_of_the_stored_report_is_there() -> None:
     shown = [part.split(")")[0] for part in text.split("](figures/")[1:]]
     assert shown
     assert all((STORED / "figures" / name).exists() for name in shown)
+
+
+def test_the_page_has_the_sections_that_the_document_has(made: Path) -> None:
+    document, page = ((made / name).read_text("utf-8") for name in ("RESULTS.md", "index.html"))
+    for title in ("Agreement with the paper", "Better than published"):
+        assert f"\n## {title}\n" in document
+        section = page.split(f"<h2>{title}</h2>")[1].split("<h2")[0]
+        assert "**" not in section
+        assert "`" not in section
+        table = document.split(f"\n## {title}\n")[1].split("\n## ")[0]
+        assert section.count("<tr>") == sum(line.startswith("| ") and "---" not in line for line in table.splitlines())
+        assert section.count("<td>") + section.count("<th ") == sum(
+            line.count(" | ") + 1 for line in table.splitlines() if line.startswith("| ") and "---" not in line
+        )

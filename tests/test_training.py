@@ -12,7 +12,7 @@ from demur.likelihoods import none_class, outlier_exposure, plain
 from demur.networks import PatchConv2d, gru, lenet, mlp, wide_resnet
 from demur.streams import generator_for
 from demur.tasks.base import Fixed, Recipe, Split
-from demur.training import Feed, cosine, observed, train
+from demur.training import Feed, cosine, fastest_convolutions, observed, train
 from tests.conftest import make_task
 
 
@@ -216,3 +216,11 @@ def test_pooling_before_the_relu_is_the_same(task):
 def test_labels_must_be_whole_numbers():
     with pytest.raises(ValueError, match=r"labels are torch.float32; give whole numbers"):
         Split(torch.zeros(2, 4), torch.zeros(2))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_ways_to_convolve_are_tried_unless_the_same_bits_are_wanted(monkeypatch, deterministic):
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", deterministic)
+    with fastest_convolutions():
+        assert torch.backends.cudnn.benchmark is not deterministic
+    assert not torch.backends.cudnn.benchmark

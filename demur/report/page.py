@@ -1,6 +1,7 @@
 """The report as files: tidy figures, tables, drawings, RESULTS.md, and one page that shows all and needs no network."""
 
 import base64
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -12,6 +13,7 @@ from demur.report.document import document
 from demur.report.drawings import Drawing, from_figures, from_predictions
 from demur.report.figures import save_figure
 from demur.report.measured import CELLS, RESULTS, Measured, cells_csv, results_csv
+from demur.report.sections import agreement, better
 from demur.report.verdicts import claims_document
 
 
@@ -61,12 +63,35 @@ def page(cells: Sequence[Measured], made: Sequence[ReportTable], drawn: Mapping[
     filled = {
         "SUMMARY": escape(summary),
         "CONTENTS": contents,
+        "SECTIONS": "".join(map(_block, [*agreement(cells), *better(cells)])),
         "TABLES": "".join(map(_table, made)),
         "FIGURES": "".join(html_figure(name, caption, figures) for name, caption in drawn.items()),
     }
     for name, html in filled.items():
         frame = frame.replace(f"<!-- {name} -->", html)
     return frame
+
+
+def _block(markdown: str) -> str:
+    """A heading, a table, a list or a paragraph, of the few marks that sections have."""
+    lines = markdown.splitlines()
+    if markdown.startswith("## "):
+        return f"<h2>{_inline(markdown[3:])}</h2>"
+    if markdown.startswith("- "):
+        return f'<ul class="remarks">{"".join(f"<li>{_inline(line[2:])}</li>" for line in lines)}</ul>'
+    if not markdown.startswith("|"):
+        return f"<p>{_inline(markdown)}</p>"
+    head, _, *rows = ([_inline(entry.strip()) for entry in line[2:-2].split(" | ")] for line in lines)
+    titles = "".join(f'<th scope="col">{title}</th>' for title in head)
+    body = "".join(f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{e}</td>" for e in row[1:])}</tr>' for row in rows)
+    columns = escape(", ".join(re.sub("`|<br>", " ", lines[0])[2:-2].split(" | ")))
+    region = f'<div class="scroll" tabindex="0" role="region" aria-label="{columns}">'
+    return f"{region}<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _inline(markdown: str) -> str:
+    html = escape(markdown).replace("&lt;br&gt;", "<br>").replace("\\*", "*")
+    return re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", re.sub("`(.+?)`", r"<code>\1</code>", html))
 
 
 def _link(table: ReportTable) -> str:

@@ -144,14 +144,11 @@ def _seeds(one: Tested, title: str) -> str:
     """How many, and of which tasks if not of all."""
     if title not in CONVENTIONS or not one.seeds:
         return ""
-    by_count: dict[int, list[str]] = {}
-    for task, count in one.seeds.items():
-        by_count.setdefault(count, []).append(task)
-    said = (
-        f"{count} seed{'s' * (count > 1)}" + f" of {', '.join(tasks)}" * (len(by_count) > 1)
-        for count, tasks in by_count.items()
-    )
-    return f", {' and '.join(said)}"
+    counts = {*one.seeds.values()}
+    if len(counts) == 1:
+        (count,) = counts
+        return f", {count} seed{'s' * (count > 1)}"
+    return f", seeds: {', '.join(f'{task} {count}' for task, count in one.seeds.items())}"
 
 
 def _waiting(claim: Claim, measured: Sequence[View]) -> list[str]:

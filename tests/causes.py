@@ -1,0 +1,67 @@
+"""Train a row as in the study but for one thing, and see what that changes: what explains a difference from the paper?
+
+    python tests/causes.py DATA fashion_mnist map --augmentation off
+    python tests/causes.py DATA cifar10 map+nc --photographs 10000 --epochs 30
+
+Each run prints a line of JSON: what was changed, accuracy, ECE as published, and FPR95 by OOD set (by max probability;
+with a none class by its share as well), in per cent.
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from demur.metrics import METRICS, ood_metrics
+from demur.predictive import predict
+from demur.study.conventions import resolve
+from demur.study.engine import load_data
+from demur.study.grid import CONVENTIONS, Cell
+from demur.study.run import FAR_AWAY
+from demur.tasks import Store
+from demur.tasks.base import Fixed
+from demur.tasks.images import CroppedOrResized
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("task")
+    parser.add_argument("method")
+    parser.add_argument("--convention", choices=CONVENTIONS, default="published")
+    parser.add_argument("--augmentation", choices=("on", "off"), default="on")
+    parser.add_argument("--photographs", type=int, help="so many of the training outliers, drawn at random")
+    parser.add_argument("--crops", choices=("on", "off"), default="on", help="of photographs larger than the inliers")
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    given = parser.parse_args()
+
+    store = Store(given.data)
+    cell = Cell(given.task, given.method, given.seed, given.convention, epochs=given.epochs, limit=given.limit)
+    fit = resolve(cell, store)
+    task = load_data(fit.data, store, given.device)
+    if given.augmentation == "off":
+        task = replace(task, augment=None)
+    if given.photographs:
+        some = torch.randperm(task.outliers.shape[0], generator=torch.Generator().manual_seed(0))[: given.photographs]
+        kept = {name: pictures[some.to(given.device)] for name, pictures in vars(task.outliers).items()}
+        task = replace(task, outliers=replace(task.outliers, **kept))
+    if given.crops == "off" and isinstance(task.outliers, CroppedOrResized):
+        task = replace(task, outliers=Fixed(task.outliers.resized))
+    likelihood = fit.likelihood(task.num_classes)
+    posterior = fit.inference.fit(fit.network, likelihood, task, fit.recipe)
+    test = predict(posterior, likelihood, task.test.x)
+    ood = {name: ood_metrics(test, predict(posterior, likelihood, x)) for name, x in task.ood_test.items()}
+    figures = {name: METRICS[name](test, task.test.y.cpu()) for name in ("accuracy", "ece_published")}
+    for metric in ("fpr95", "none_share_fpr95"):
+        figures |= {f"{metric} {name}": one[metric] for name, one in ood.items() if name != FAR_AWAY and metric in one}
+    said = {name: value for name, value in vars(given).items() if name not in ("data", "device") and value is not None}
+    print(json.dumps({**said, **{name: round(100 * value, 2) for name, value in figures.items()}}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
