@@ -208,7 +208,7 @@ class Recorded:
     """Steps of several learners, side by side: on a GPU recorded as one CUDA graph after a few plain ones.
 
     Replayed, they cost the host next to nothing. Steps that wait for the host, or draw random numbers there, cannot be
-    recorded and stay plain; what is computed is the same either way.
+    recorded and stay plain; what is computed is the same either way, up to how convolutions are rounded.
     """
 
     PLAIN = 3  # steps in which libraries and optimiser set themselves up
@@ -274,7 +274,8 @@ def fastest_convolutions() -> Iterator[None]:
     Not where the same bits are wanted every time.
     """
     before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = before or not torch.backends.cudnn.deterministic
+    repeatable = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+    torch.backends.cudnn.benchmark = before or not repeatable
     try:
         yield
     finally:

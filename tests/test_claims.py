@@ -192,7 +192,8 @@ def test_a_difference_counts_beyond_both_intervals():
     assert below(low, replace(high, value=0.1501)) == YES
     assert below(low, replace(high, value=0.1499)) == UNCLEAR
     assert below(replace(high, value=0.1501), low) == NO
-    assert not_above(replace(high, value=0.1499), low) == YES
+    assert not_above(replace(high, value=0.1499), low) == UNCLEAR
+    assert not_above(low, low) == not_above(low, replace(low, value=0.1001)) == YES
     assert not_above(replace(high, value=0.1501), low) == NO
     assert below(Known(0.1), Known(float("nan"))) == not_above(Known(0.1), Known(float("nan"))) == UNCLEAR
 
@@ -214,6 +215,7 @@ def test_joint_outcomes():
     assert joint([NO, NO]) == joint([NO, UNCLEAR]) == NO
     assert joint([UNCLEAR, UNCLEAR]) == UNCLEAR
     assert joint([YES, NO]) == joint([YES, UNCLEAR]) == "in part"
+    assert joint([YES, UNCLEAR, UNCLEAR]) == joint([NO, UNCLEAR, UNCLEAR]) == UNCLEAR
 
 
 def test_seeds_that_disagree_leave_it_open():
@@ -291,12 +293,14 @@ def test_the_document_is_made_from_the_tables_alone(tmp_path: Path):
     assert (tmp_path / "cells.csv").read_text("utf-8") == cells_csv(cells)
     assert claims_document(read_tables(tmp_path)) == text == claims_document(cells)
     lines = text.splitlines()
-    some = "holds (tested on 1 of 5 tasks)"
+    some = "holds (tested on 1 of 5 tasks)†"
     assert f"| 2 | Plain Bayesian networks lose to OE | {some} | {some} | holds |" in lines
     assert "| 9 | Text gains as well | waiting | waiting | holds in part (9 of 10 tests) |" in lines
     assert text.count("\n## ") == len(CLAIMS)
     assert "`demur study shift --task cifar10`" in text
     assert "a GPU (training seeds, corrected/published: " in text
+    assert f"corrected: {some}, 1 seed; published: {some}, 1 seed; printed: holds." in text
+    assert "corrected: waiting; published: waiting; printed: " in text
 
 
 def test_without_any_of_its_cells_there_is_no_document():

@@ -23,7 +23,8 @@ from demur.report.compare import ReportTable, tables
 from demur.report.figures import WIDTH, _kept, draw_noise_confidence, draw_shift
 from demur.report.intervals import AGAINST, INSIDE, against, counts, interval, over_seeds
 from demur.report.measured import FAR_AWAY, Measured, Value, averaged, cells_csv, gather, measure, results_csv
-from demur.report.page import write_report
+from demur.report.page import _sections, write_report
+from demur.report.sections import markdown_table
 from demur.study.further import shifted
 from demur.study.grid import STUDIES, Cell
 from demur.study.published import (
@@ -502,6 +503,19 @@ def test_the_page_needs_nothing_but_itself(report: Path):
             assert (report / link).is_file(), link
     assert "<!-- " not in text
     assert not re.search(r"@import|url\(|fetch\(", text)
+
+
+def test_sections_are_markdown_made_html():
+    table = markdown_table(["", "a<br>b"], [["`la+nc`\\*", "1 < 2 & **3**"], ["", ""]])
+    html = "".join(_sections(["## A title", "Some `code`.", table, "- one\n- two"]))
+    assert html == (
+        '<h2 id="a-title">A title</h2><p>Some <code>code</code>.</p>'
+        '<div class="scroll" tabindex="0" role="region" aria-label="A title"><table>'
+        '<thead><tr><th scope="col"></th><th scope="col">a<br>b</th></tr></thead>'
+        '<tbody><tr><th scope="row"><code>la+nc</code>*</th><td>1 &lt; 2 &amp; <strong>3</strong></td></tr>'
+        '<tr><th scope="row"></th><td></td></tr></tbody></table></div>'
+        '<ul class="remarks"><li>one</li><li>two</li></ul>'
+    )
 
 
 def test_every_figure_is_there_twice(report: Path):

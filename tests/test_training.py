@@ -218,9 +218,16 @@ def test_labels_must_be_whole_numbers():
         Split(torch.zeros(2, 4), torch.zeros(2))
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_ways_to_convolve_are_tried_unless_the_same_bits_are_wanted(monkeypatch, deterministic):
+@pytest.mark.parametrize(
+    ("deterministic", "everywhere", "before", "tried"),
+    [(False, False, False, True), (True, False, False, False), (False, True, False, False), (True, True, True, True)],
+)
+def test_ways_to_convolve_are_tried_unless_the_same_bits_are_wanted(
+    monkeypatch, deterministic, everywhere, before, tried
+):
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", deterministic)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", before)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: everywhere)
     with fastest_convolutions():
-        assert torch.backends.cudnn.benchmark is not deterministic
-    assert not torch.backends.cudnn.benchmark
+        assert torch.backends.cudnn.benchmark is tried
+    assert torch.backends.cudnn.benchmark is before

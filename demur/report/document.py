@@ -1,6 +1,7 @@
 """RESULTS.md: how the cells were made, what they say of the paper in short, and every table beside its own."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -54,6 +55,7 @@ def _overview(cells: Sequence[Measured]) -> str:
     rows = []
     for (task, outliers, kind), group in groups.items():
         used = ", ".join(sorted({one.about["trained_with"] for one in group} - {""}))
+        seeds = Counter(one.cell.method for one in group).values()
         rows.append(
             [
                 task,
@@ -61,8 +63,8 @@ def _overview(cells: Sequence[Measured]) -> str:
                 kind.convention,
                 "the recipe's" if kind.epochs is None else str(kind.epochs),
                 ", ".join(sorted({one.about["training_inputs"] for one in group})),
-                str(len({one.cell.method for one in group})),
-                str(len({one.cell.seed for one in group})),
+                str(len(seeds)),
+                " to ".join(str(count) for count in sorted({min(seeds), max(seeds)})),
                 ", ".join(sorted({one.about["device"] for one in group})),
             ]
         )

@@ -60,10 +60,13 @@ def page(cells: Sequence[Measured], made: Sequence[ReportTable], drawn: Mapping[
     for table in made:
         by_title.setdefault(table.table.title, []).append(table)
     contents = "".join(f"<li>{escape(title)}: {', '.join(map(_link, group))}</li>" for title, group in by_title.items())
+    blocks = [*agreement(cells), *better(cells)]
+    titles = [block[3:] for block in blocks if block.startswith("## ")]
     filled = {
         "SUMMARY": escape(summary),
         "CONTENTS": contents,
-        "SECTIONS": "".join(map(_block, [*agreement(cells), *better(cells)])),
+        "SECTIONS": "".join(_sections(blocks)),
+        "LINKS": "".join(f'<a href="#{_anchor(title)}">{escape(title)}</a>, ' for title in titles),
         "TABLES": "".join(map(_table, made)),
         "FIGURES": "".join(html_figure(name, caption, figures) for name, caption in drawn.items()),
     }
@@ -72,21 +75,33 @@ def page(cells: Sequence[Measured], made: Sequence[ReportTable], drawn: Mapping[
     return frame
 
 
-def _block(markdown: str) -> str:
-    """A heading, a table, a list or a paragraph, of the few marks that sections have."""
+def _sections(blocks: Sequence[str]) -> Iterator[str]:
+    """Headings, and what stands below them."""
+    title = ""
+    for block in blocks:
+        if block.startswith("## "):
+            title = block[3:]
+            yield f'<h2 id="{_anchor(title)}">{escape(title)}</h2>'
+        else:
+            yield _block(block, title)
+
+
+def _block(markdown: str, title: str) -> str:
+    """A table, a list or a paragraph, of the few marks that sections have."""
     lines = markdown.splitlines()
-    if markdown.startswith("## "):
-        return f"<h2>{_inline(markdown[3:])}</h2>"
     if markdown.startswith("- "):
         return f'<ul class="remarks">{"".join(f"<li>{_inline(line[2:])}</li>" for line in lines)}</ul>'
     if not markdown.startswith("|"):
         return f"<p>{_inline(markdown)}</p>"
     head, _, *rows = ([_inline(entry.strip()) for entry in line[2:-2].split(" | ")] for line in lines)
-    titles = "".join(f'<th scope="col">{title}</th>' for title in head)
+    columns = "".join(f'<th scope="col">{entry}</th>' for entry in head)
     body = "".join(f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{e}</td>" for e in row[1:])}</tr>' for row in rows)
-    columns = escape(", ".join(re.sub("`|<br>", " ", lines[0])[2:-2].split(" | ")))
-    region = f'<div class="scroll" tabindex="0" role="region" aria-label="{columns}">'
-    return f"{region}<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>"
+    table = f"<table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}">{table}</div>'
+
+
+def _anchor(title: str) -> str:
+    return title.lower().replace(" ", "-")
 
 
 def _inline(markdown: str) -> str:

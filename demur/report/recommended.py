@@ -1,14 +1,14 @@
 """Which method to use: chosen among candidates by validation data alone, and only then tested."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from demur.method import parse_method
-from demur.report.measured import scored
+from demur.report.measured import Measured, scored
 from demur.report.views import Known, View, best_printed
 from demur.study.further import LETTER_COUNT, PRINTED, VALIDATION
 from demur.study.grid import CANDIDATES, STUDIES, Cell
@@ -138,12 +138,29 @@ def lacking(view: View, candidate: Candidate) -> list[Cell]:
     return [cell for task in tasks_there(view) if not _is_there(view, cell := candidate.cell(task))]
 
 
-def measure(view: View, candidate: Candidate, task: str) -> Tested | None:
-    """None where the cell is not there."""
+def matched(cells: Sequence[Measured], candidates: Sequence[Candidate]) -> list[Measured]:
+    """The cells of those training seeds that all of the candidates have, of those that are there, task by task."""
+    seeds: dict[str, set[int]] = {}
+    for task in TASKS:
+        for candidate in candidates:
+            cell = replace(candidate.cell(task), further=None)
+            found = {one.cell.seed for one in cells if replace(one.cell, seed=0, further=None) == cell}
+            if found:
+                seeds[task] = seeds.get(task, found) & found
+    return [one for one in cells if one.cell.task not in seeds or one.cell.seed in seeds[one.cell.task]]
+
+
+def trained_with(candidates: Iterable[Candidate], task: str) -> list[str]:
+    """Those of the task's OOD sets that some of the candidates were shown in training."""
+    shown = {name for candidate in candidates for name in (candidate.outliers or "").split("+")}
+    return [name for name in OOD_SETS[task] if name in shown]
+
+
+def measure(view: View, candidate: Candidate, task: str, seen: Collection[str]) -> Tested | None:
+    """Over the OOD sets but those `seen` in training; None where the cell is not there."""
     cell, plain = candidate.cell(task), Cell(task, "map")
     if not _is_there(view, cell):
         return None
-    seen = [name for name in (candidate.outliers or "").split("+") if name in OOD_SETS[task]]
     sets = view.sets(cell, seen)
     return Tested(
         view.of(cell, TEST, "accuracy"),

@@ -35,11 +35,10 @@ class Tested:
         if not outcomes:
             return WAITING
         unclear = outcomes.count(UNCLEAR)
-        found = UNCLEAR if unclear > len(outcomes) / 2 else joint(outcomes)
         said = [f"{outcomes.count(YES)} of {len(outcomes)} tests" + f", {unclear} unclear" * bool(unclear)]
         said *= len({*outcomes}) > 1
         said += [f"tested on {len(self.seeds)} of {self.tasks} tasks"] * (len(self.seeds) < self.tasks)
-        return VERDICTS[found] + f" ({', '.join(said)})" * bool(said)
+        return VERDICTS[joint(outcomes)] + f" ({', '.join(said)})" * bool(said)
 
 
 def examine(claim: Claim, view: View) -> Tested:
@@ -62,7 +61,7 @@ def claims_document(cells: Sequence[Measured]) -> str | None:
     used = sorted((one for one in cells if _bare(one.cell) in needed), key=lambda one: needed.index(_bare(one.cell)))
     numbered = list(enumerate(tested.items(), start=1))
     rows = [
-        [str(number), claim.title, *(one.verdict for one in columns), *["–"] * (not claim.is_printed)]
+        [str(number), claim.title, *map(_verdict, columns, COLUMNS), *["–"] * (not claim.is_printed)]
         for number, (claim, columns) in numbered
     ]
     parts = [
@@ -104,10 +103,11 @@ def _legend(used: Sequence[Measured]) -> str:
         "In per cent, means over training seeds. FPR95 is the share of outliers that pass where 95 % of the inliers "
         "do: less is better. ‡ is a collapsed classifier, no more accurate than always answering the most frequent "
         "class; it never says yes.",
-        "Two figures differ *clearly* if by more than their ± together (in squares). ± is half the 95 % interval over "
+        "† is a verdict that rests in part on a single network a method: of one training seed no ± has the luck.",
+        "Two figures differ *clearly* if by more than their ± together (in squares); where a test asks that one be not "
+        "above another, it is unclear if it is, but not clearly. ± is half the 95 % interval over "
         "test points (bootstrap) and, if there are several, training seeds (Student's t); it is shown where it "
-        "decides, or nothing does so far. With one seed the luck of training is not in it. Printed figures have no ±: "
-        "any difference counts.",
+        "decides, or nothing does so far. Printed figures have no ±: any difference counts.",
         "ECE: the corrected column is judged by that of all inputs, the others by the paper's, which leaves out every "
         "input with a confidence of 14/15 or more; the other of the two stands in brackets.",
         *([f"Not as in the paper: {'; '.join(differences)}."] if differences else []),
@@ -122,7 +122,9 @@ def _section(number: int, claim: Claim, columns: Sequence[Tested], waiting: Sequ
     fullest_first = sorted(columns, key=lambda one: len(one.cases), reverse=True)
     lines = dict.fromkeys(case.what for one in fullest_first for case in one.cases)
     rows = [[what, *(_shown(by_line.get(what)) for by_line in found)] for what in lines]
-    verdicts = (f"{title}: {one.verdict}{_seeds(one, title)}" for title, one in zip(titles, columns, strict=True))
+    verdicts = (
+        f"{title}: {_verdict(one, title)}{_seeds(one, title)}" for title, one in zip(titles, columns, strict=True)
+    )
     parts = [
         f"## {number}. {claim.title}",
         f"**The paper:** {claim.said}",
@@ -140,9 +142,14 @@ def _shown(case: Case | None) -> str:
     return f"**{joint(case.outcomes)}**: {case.shown}" if case.outcomes else case.shown
 
 
+def _verdict(one: Tested, title: str) -> str:
+    single = title in CONVENTIONS and one.verdict != WAITING and 1 in one.seeds.values()
+    return one.verdict + "†" * single
+
+
 def _seeds(one: Tested, title: str) -> str:
     """How many, and of which tasks if not of all."""
-    if title not in CONVENTIONS or not one.seeds:
+    if title not in CONVENTIONS or one.verdict == WAITING:
         return ""
     counts = {*one.seeds.values()}
     if len(counts) == 1:

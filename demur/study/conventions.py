@@ -14,8 +14,8 @@ from demur.method import parse_method
 from demur.names import choose
 from demur.networks import Network
 from demur.posterior import Gaussian, Posterior
-from demur.study.grid import CONVENTIONS, TEXTS, Cell, setting
-from demur.tasks import IMAGES, Store, Task, default_outliers
+from demur.study.grid import CONVENTIONS, Cell, setting
+from demur.tasks import IMAGES, TEXTS, Store, Task, default_outliers
 from demur.tasks.base import Recipe
 
 

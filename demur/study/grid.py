@@ -10,6 +10,7 @@ from demur.inference import Inference, Laplace
 from demur.method import METHODS, parse_method
 from demur.names import choose
 from demur.networks import Network, gru, lenet, mlp, wide_resnet
+from demur.tasks import IMAGES, TEXTS
 from demur.tasks.base import Recipe
 
 
@@ -89,8 +90,6 @@ class Cell:
     further: str | None = None
 
 
-IMAGES = ("mnist", "fashion_mnist", "svhn", "cifar10", "cifar100")
-TEXTS = ("sst", "trec")
 BAYESIAN = tuple(first + second for first in ("vb", "la") for second in ("", "+nc", "+sl", "+ml", "+oe"))
 # the rows of the paper's tables
 PAPER_ROWS = ("map", "de", "map+oe", *BAYESIAN)
@@ -105,7 +104,7 @@ CANDIDATES = (
 
 
 def cells(
-    tasks: tuple[str, ...], methods: tuple[str, ...], outliers: str | None = None, further: str | None = None
+    tasks: Iterable[str], methods: tuple[str, ...], outliers: str | None = None, further: str | None = None
 ) -> tuple[Cell, ...]:
     """Both conventions of every method on every task."""
     return tuple(
@@ -205,7 +204,7 @@ def _covering(task: str, wanted: set[Cell]) -> Iterator[tuple[str, list[str]]]:
         offers = []
         for name, convention in product(_single, (None, *CONVENTIONS)):
             had = [c for c in STUDIES[name] if c.task == task and convention in (None, c.convention)]
-            covered, whole = left & set(had), all(replace(cell, further=None) in bare for cell in had)
+            covered, whole = left & set(had), all(cell in (wanted if cell.further else bare) for cell in had)
             if covered and (whole or convention):
                 offers.append((whole, len(covered), name, convention, covered))
         if not offers:

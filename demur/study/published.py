@@ -6,12 +6,14 @@ Here they are fractions, under the names that `demur.metrics` gives to the same 
 """
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
 from typing import Literal, NamedTuple
+
+from demur.tasks import IMAGES, TEXTS
 
 TEST, MEAN = "test", "mean"  # a column's set is one of these, or an OOD set's name
 SHIFT_SETS = MappingProxyType({severity: f"shift/mean/{severity}" for severity in range(1, 6)})
@@ -22,7 +24,7 @@ NONE_SCORE_MARK = "(none-class score)"
 
 
 class Row(NamedTuple):
-    """A method, and the score that tells its outliers: `max_prob`, or `none` in the columns that the paper hides."""
+    """A method, and the score that tells its outliers: `max_prob`, or `none` where the pages lack a column."""
 
     method: str
     score: str = "max_prob"
@@ -170,10 +172,7 @@ def _shift_means() -> Iterator[Figure]:
                 yield Figure(*place, sum(values) / len(values), None)
 
 
-DEFAULT_OUTLIERS = {
-    **dict.fromkeys(("mnist", "fashion_mnist", "svhn", "cifar10", "cifar100"), "imagenet32"),
-    **dict.fromkeys(("sst", "trec"), "wikitext2"),
-}
+DEFAULT_OUTLIERS = {**dict.fromkeys(IMAGES, "imagenet32"), **dict.fromkeys(TEXTS, "wikitext2")}
 OOD_SETS: Mapping[str, tuple[str, ...]] = {
     "mnist": ("fashion_mnist", "emnist_letters", "kmnist", "cifar10_gray", "uniform", "smooth"),
     "fashion_mnist": ("mnist", "emnist_letters", "kmnist", "cifar10_gray", "uniform", "smooth"),
@@ -184,11 +183,7 @@ OOD_SETS: Mapping[str, tuple[str, ...]] = {
     "trec": ("snli", "multi30k", "wmt16"),
 }
 LEFT_OUT = {"cifar100": ("svhn",)}  # of the paper's tables of CIFAR-100, but for that of mean confidence
-IMAGES, TEXTS, NATURAL = (
-    ("mnist", "fashion_mnist", "svhn", "cifar10", "cifar100"),
-    ("sst", "trec"),
-    ("cifar10", "cifar100"),
-)
+NATURAL = ("cifar10", "cifar100")
 
 SHIFT_LABEL = "shift"
 
@@ -233,7 +228,7 @@ def _both(task: str, name: str, published: str, corrected: str) -> tuple[Column,
 
 
 def _calibration(
-    label: str, study: str, outliers: str, of: str, groups: Groups, tasks: tuple[str, ...]
+    label: str, study: str, outliers: str, of: str, groups: Groups, tasks: Iterable[str]
 ) -> tuple[Table, ...]:
     accuracy = tuple(column for task in tasks for column in _both(task, TEST, "accuracy_with_none", "accuracy"))
     ece = tuple(column for task in tasks for column in _both(task, TEST, "ece_published", "ece"))
@@ -255,7 +250,7 @@ def _mean(task: str, outliers: str) -> tuple[Column, ...]:
 
 
 def _summary(
-    label: str, study: str, outliers: str, title: str, groups: Groups, tasks: tuple[str, ...], ece: bool = True
+    label: str, study: str, outliers: str, title: str, groups: Groups, tasks: Iterable[str], ece: bool = True
 ) -> Table:
     errors = tuple(column for task in tasks for column in _both(task, TEST, "ece_published", "ece")) if ece else ()
     means = tuple(column for task in tasks for column in _mean(task, outliers))
