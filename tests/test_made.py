@@ -3,7 +3,16 @@
 import pytest
 import torch
 
-from demur.tasks.made import MADE, IndependentColumns, ShuffledPatches, ShuffledWords, SmoothNoise, WidenedBox, made_up
+from demur.tasks.made import (
+    MADE,
+    IndependentColumns,
+    JoinedHalves,
+    ShuffledPatches,
+    ShuffledWords,
+    SmoothNoise,
+    WidenedBox,
+    made_up,
+)
 
 GENERATOR = torch.Generator().manual_seed(0)
 ROWS = torch.randn(200, 1, generator=GENERATOR) * torch.tensor([1.0, 2.0, -1.0])  # columns that go together
@@ -35,6 +44,22 @@ def test_patches_are_moved_whole():
     for before, after in zip(patches(PICTURES), patches(made), strict=True):
         assert sorted(before.tolist()) == sorted(after.tolist())
     assert torch.equal(made[:, :, :, 12:], PICTURES[:, :, :, 12:])
+
+
+def test_halves_are_of_two_pictures_and_stay_where_they_were():
+    pictures = torch.arange(200, dtype=torch.uint8).reshape(200, 1, 1, 1).expand(200, 3, 10, 13)
+    made = JoinedHalves(pictures).epoch(GENERATOR)
+    assert made.dtype == torch.uint8
+    first, last = made[:, 0, 0, 0], made[:, 0, -1, -1]
+    assert torch.equal(first, pictures[:, 0, 0, 0])
+    assert sorted(last.tolist()) == list(range(200))  # every picture gives each of its halves once
+    upright = made[:, 0, 0, -1] == last  # left and right: the upper right corner is the other's
+    assert 70 < upright.sum() < 130
+    for one, is_upright in zip(made, upright, strict=True):
+        own = one[:, :, :6] if is_upright else one[:, :5]
+        other = one[:, :, 6:] if is_upright else one[:, 5:]
+        assert own.unique().tolist() == [one[0, 0, 0].item()]
+        assert other.unique().tolist() == [one[0, -1, -1].item()]
 
 
 def test_smooth_noise_has_the_pictures_type_and_range():

@@ -111,6 +111,13 @@ def test_commands_are_few():
     assert commands([Cell("mnist", "la+nc", outliers="mine")]) == []
 
 
+def test_a_study_with_further_inputs_is_not_whole_where_a_cell_lacks_them():
+    cells = [replace(cell, further=None) if cell.method == "vb" else cell for cell in STUDIES["shift"]]
+    made = [cell for command in commands(cells) for cell in typed(command)]
+    assert not any(cell.method == "vb" and cell.further for cell in made)
+    assert any(cell.method == "vb" for cell in made)
+
+
 # published conventions ----------------------------------------------------------------------------------------------
 
 

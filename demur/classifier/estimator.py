@@ -112,9 +112,10 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def fit(self, X: Any, y: Any, outliers: Any = None, made: str | None = None) -> Self:
         """Learn the classes of X, and what belongs to none from `outliers`.
 
-        These are inputs like X, the name of made-up ones (rows: `columns`, `box`; pictures: `smooth`, `patches`; texts:
-        `words`; `a+b` is a mix), or None: made-up ones if the method trains with outliers at all. Real outliers, of any
-        sort that is easy to come by, do better; `made` names made-up ones to be shown beside these, as many of each.
+        These are inputs like X, the name of made-up ones (rows: `columns`, `box`; pictures: `smooth`, `patches`,
+        `halves`; texts: `words`; `a+b` is a mix), or None: made-up ones if the method trains with outliers at all. Real
+        outliers, of any sort that is easy to come by, do better; `made` names made-up ones to be shown beside these, as
+        many of each.
         """
         started = perf_counter()
         self._check_parameters()

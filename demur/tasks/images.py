@@ -15,7 +15,7 @@ from demur.streams import generator_for
 from demur.tasks.augment import Jitter, random_crops
 from demur.tasks.base import Augment, Fixed, OutlierSource, Split, Task
 from demur.tasks.catalogue import CATALOGUE
-from demur.tasks.made import ShuffledPatches
+from demur.tasks.made import JoinedHalves, ShuffledPatches
 from demur.tasks.outliers import Mixed, Smooth, Uniform, far_away, smooth, uniform
 from demur.tasks.overlap import overlapping_classes, read_class_names, read_known_overlap
 from demur.tasks.shift import grey
@@ -54,7 +54,9 @@ STAND_INS = {"lsun_classroom": "places_classroom", PHOTOGRAPHS: "tiny_imagenet32
 NOISE: Mapping[str, Callable[[Tensor], OutlierSource]] = MappingProxyType(
     {"smooth": Smooth, "uniform": lambda pictures: Uniform(pictures.shape)}
 )
-MADE: Mapping[str, Callable[[Tensor], OutlierSource]] = MappingProxyType({**NOISE, "patches": ShuffledPatches})
+MADE: Mapping[str, Callable[[Tensor], OutlierSource]] = MappingProxyType(
+    {**NOISE, "patches": ShuffledPatches, "halves": JoinedHalves}
+)
 
 
 def image_task(
@@ -68,9 +70,9 @@ def image_task(
 ) -> Task:
     """A labelled set of the store as a task.
 
-    `outliers` are `smooth` and `patches` (made from the training pictures), `uniform`, any pictures of the store that
-    have a split `train`, or a mix, `a+b`; by default imagenet32, or tiny_imagenet32 where the store has only that.
-    `exclude_overlap` leaves out those of their classes that are also the task's. `limit` keeps that many training
+    `outliers` are `smooth`, `patches` and `halves` (made from the training pictures), `uniform`, any pictures of the
+    store that have a split `train`, or a mix, `a+b`; by default imagenet32, or tiny_imagenet32 where the store has only
+    that. `exclude_overlap` leaves out those of their classes that are also the task's. `limit` keeps that many training
     pictures. Validation pictures, 2,000 or a tenth, are held out of `train`, or of `test` as the paper's were.
     """
     check_limit(limit)

@@ -108,6 +108,31 @@ class ShuffledPatches:
 
 
 @dataclass(frozen=True)
+class JoinedHalves:
+    """Pictures joined from halves of two others: upper and lower, or left and right.
+
+    That both are of one class happens as often as it does by chance; a few such outliers do no harm.
+    """
+
+    pictures: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.pictures.shape
+
+    def epoch(self, generator: torch.Generator) -> Tensor:
+        device, (count, _, height, width) = self.pictures.device, self.pictures.shape
+        others = self.pictures[torch.randperm(count, generator=generator, device=device)]
+        across = torch.rand(count, 1, 1, 1, generator=generator, device=device) < 0.5
+        upper = torch.arange(height, device=device).unsqueeze(1) < height // 2
+        left = torch.arange(width, device=device) < width // 2
+        return torch.where(torch.where(across, upper, left), self.pictures, others)
+
+    def to(self, device: torch.device | str) -> "JoinedHalves":
+        return JoinedHalves(self.pictures.to(device))
+
+
+@dataclass(frozen=True)
 class ShuffledWords:
     """Texts as long as the inliers, with all their words dealt out anew; token numbers, 0 being padding."""
 
@@ -134,7 +159,7 @@ Make = Callable[[Tensor], OutlierSource]
 MADE: Mapping[str, Mapping[str, Make]] = MappingProxyType(
     {
         "rows": {"columns": IndependentColumns, "box": WidenedBox},
-        "pictures": {"smooth": SmoothNoise, "patches": ShuffledPatches},
+        "pictures": {"smooth": SmoothNoise, "patches": ShuffledPatches, "halves": JoinedHalves},
         "texts": {"words": ShuffledWords},
     }
 )
