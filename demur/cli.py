@@ -395,7 +395,7 @@ def fit(
     out: Annotated[Path, typer.Option("--out", "-o", help="The model: a folder, or one file if it ends in .demur.")],
     outliers: Annotated[
         str | None,
-        typer.Option(help="A path like DATA, a data set, or made up: columns, box, smooth, patches, halves, words, a+b."),
+        typer.Option(help="Path like DATA, data set, or made up: columns, box; smooth, patches, halves; words; a+b."),
     ] = None,
     made: Annotated[
         str | None, typer.Option(help="Made-up outliers beside those of --outliers: patches is good for pictures.")
