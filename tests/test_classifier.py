@@ -193,7 +193,7 @@ def test_pictures_may_be_whole_or_floats_and_have_their_channel_left_out():
     x, y = pictures()
     quick = replace_parameters(FAST, epochs=3)
     model = quick.fit(x, y)
-    assert model.report_["outliers"] == "smooth+patches+halves"
+    assert model.report_["outliers"] == "smooth+patches"
     expected = model.predict_proba(x)
     assert (model.predict(x) == y).all()
     for same in (x[:, 0], torch.from_numpy(x), x.astype(np.float64) / 255, x.astype(np.int64)):

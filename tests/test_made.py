@@ -81,7 +81,7 @@ def test_words_are_dealt_out_anew_and_padding_stays():
 @pytest.mark.parametrize(("kind", "inliers"), [("rows", ROWS), ("pictures", PICTURES), ("texts", TOKENS)])
 def test_every_kind_is_made_anew_each_epoch(kind, inliers):
     name, source = made_up(kind, None, inliers)
-    assert name == "+".join(MADE[kind])
+    assert {*name.split("+")} <= {*MADE[kind]}
     first, second = (source.epoch(GENERATOR) for _ in range(2))
     assert first.shape == source.shape
     assert (first.shape[1:], first.dtype) == (inliers.shape[1:], inliers.dtype)

@@ -97,9 +97,10 @@ TEXT_ROWS = ("map", "de", "map+oe", "la", "la+nc", "la+sl", "la+ml", "la+oe")
 TOY_ROWS = ("map+oe", "la+nc", "la+sl", "la+ml", "la+oe")
 SOPHISTICATED = ("flipout", "flipout+nc", "csghmc", "csghmc+nc", "de", "de+nc")
 CONVENTIONS = ("corrected", "published")
+_PATCHES, _BOTH = "tiny_imagenet32+patches", "tiny_imagenet32+patches+halves"
 CANDIDATES = (
-    *product(("map+nc", "la+nc"), (None, "tiny_imagenet32+patches", "tiny_imagenet32+smooth+uniform")),
-    *product(("la+sl", "de+nc"), (None, "tiny_imagenet32+patches")),
+    *product(("map+nc", "la+nc"), (None, _PATCHES, "tiny_imagenet32+halves", _BOTH, "tiny_imagenet32+smooth+uniform")),
+    *product(("la+sl", "de+nc"), (None, _PATCHES, _BOTH)),
 )
 
 

@@ -155,7 +155,7 @@ class ShuffledWords:
 
 Make = Callable[[Tensor], OutlierSource]
 
-# by kind of data; all of a kind together are what it is trained with where no outliers are given
+# by kind of data
 MADE: Mapping[str, Mapping[str, Make]] = MappingProxyType(
     {
         "rows": {"columns": IndependentColumns, "box": WidenedBox},
@@ -163,10 +163,14 @@ MADE: Mapping[str, Mapping[str, Make]] = MappingProxyType(
         "texts": {"words": ShuffledWords},
     }
 )
+# where no outliers are given; halves help with digits, and not with clothes
+BY_DEFAULT: Mapping[str, str] = MappingProxyType(
+    {"rows": "columns+box", "pictures": "smooth+patches", "texts": "words"}
+)
 
 
 def made_up(kind: str, name: str | None, inliers: Tensor) -> tuple[str, OutlierSource]:
-    """The made-up outliers of that name (`a+b` is a mix; None is all of the kind's) and the name, to be recorded."""
-    name = "+".join(MADE[kind]) if name is None else name
+    """The made-up outliers of that name (`a+b` is a mix; None is the kind's default) and the name, to be recorded."""
+    name = BY_DEFAULT[kind] if name is None else name
     sources = tuple(choose(MADE[kind], part, f"made-up outliers for {kind}")(inliers) for part in name.split("+"))
     return name, sources[0] if len(sources) == 1 else Mixed(sources)
