@@ -461,6 +461,8 @@ def read_outliers(named: str, inputs: Inputs, inliers: X, store: Store) -> str |
         return given.gathered().x
     if all(part in MADE[inputs.kind] for part in named.split("+")):
         return named
+    if "/" in named or Path(named).suffix:
+        raise ValueError(f"{named} does not exist; give outliers' path, a data set or the name of made-up ones")
     if inputs.kind == "rows" or not store.has(named, "train"):
         known = [name for name, data in CATALOGUE.items() if data.kind == STORED.get(inputs.kind)]
         choose(

@@ -216,7 +216,10 @@ def test_the_section_says_what_is_missing_and_shows_all_candidates():
     assert lacking(ours(some, "corrected"), best) == [best.cell("cifar10")]
     text = "\n".join(better(some))
     assert "| cifar10 | – | – | – | – | – |" in text
-    assert "Not there yet: `demur study recommended --task cifar10 --convention corrected --method la+nc`" in text
+    assert (
+        "Not there yet: `demur study recommended --task cifar10 --convention corrected "
+        "--outliers tiny_imagenet32+patches --method la+nc`"
+    ) in text
 
 
 def test_candidates_are_compared_by_the_seeds_and_sets_that_all_have():

@@ -510,7 +510,7 @@ def test_sections_are_markdown_made_html():
     html = "".join(_sections(["## A title", "Some `code`.", table, "- one\n- two"]))
     assert html == (
         '<h2 id="a-title">A title</h2><p>Some <code>code</code>.</p>'
-        '<div class="scroll" tabindex="0" role="region" aria-label="A title"><table>'
+        '<div class="scroll written" tabindex="0" role="region" aria-label="A title"><table>'
         '<thead><tr><th scope="col"></th><th scope="col">a<br>b</th></tr></thead>'
         '<tbody><tr><th scope="row"><code>la+nc</code>*</th><td>1 &lt; 2 &amp; <strong>3</strong></td></tr>'
         '<tr><th scope="row"></th><td></td></tr></tbody></table></div>'

@@ -87,7 +87,15 @@ def typed(command: str) -> list[Cell]:
         options.setdefault(option, []).append(value)
     numbers = {name: int(options[f"--{name}"][0]) for name in ("seeds", "epochs", "limit") if f"--{name}" in options}
     convention = options.get("--convention", [None])[0]
-    return select(study, tasks=options["--task"], methods=options.get("--method"), convention=convention, **numbers)
+    chosen = {name: options.get(f"--{name}") for name in ("task", "method", "outliers")}
+    return select(
+        study,
+        tasks=chosen["task"],
+        methods=chosen["method"],
+        outliers=chosen["outliers"],
+        convention=convention,
+        **numbers,
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,6 +105,7 @@ def typed(command: str) -> list[Cell]:
         select("table2", tasks=["mnist"], convention="corrected", seeds=3) + select("table2", tasks=["mnist"]),
         select("shift", methods=["map", "la+nc"], epochs=1, limit=600) + select("table1", tasks=["cifar10"]),
         select("aux", methods=["flipout"], convention="published") + select("noise", tasks=["svhn"], seeds=2),
+        select("recommended", tasks=["mnist"], outliers=["usual", "tiny_imagenet32+patches"], methods=["map+nc"]),
     ],
 )
 def test_commands_make_the_cells_that_they_were_made_from(cells: list[Cell]):
@@ -109,6 +118,12 @@ def test_commands_are_few():
     assert commands(select("matrix")) == ["demur study matrix --task digits"]
     assert commands(select("shift", seeds=2)) == ["demur study shift --task cifar10 --seeds 2"]
     assert commands([Cell("mnist", "la+nc", outliers="mine")]) == []
+
+
+def test_outliers_that_a_study_lacks_are_refused():
+    with pytest.raises(ValueError, match="unknown outliers of study 'recommended' 'smoke'; known: usual, tiny"):
+        select("recommended", outliers=["smoke"])
+    assert {cell.outliers for cell in select("recommended", outliers=["usual"])} == {None}
 
 
 def test_a_study_with_further_inputs_is_not_whole_where_a_cell_lacks_them():

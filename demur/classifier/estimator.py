@@ -207,9 +207,10 @@ class Classifier(ClassifierMixin, BaseEstimator):
         beside = None if made is None else made_up(kind, str(made), inliers)
         if outliers is None or isinstance(outliers, str):
             if beside is not None:
+                alone = "+".join(filter(None, (outliers, made)))
                 raise ValueError(
-                    f"made {made!r} goes beside real outliers, and there are none; give some, or give {made!r} as the "
-                    "outliers for these alone"
+                    f"made {made!r} goes beside real outliers, and there are none; give some, or give {alone!r} as the "
+                    "outliers for made-up ones alone"
                 )
             if kind == "texts":
                 warnings.warn(

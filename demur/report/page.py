@@ -38,7 +38,7 @@ def write_report(cells: Sequence[Measured], out: Path) -> None:
     if (claims := claims_document(cells)) is not None:
         (out / "claims.md").write_text(claims, "utf-8")
     drawn |= _saved(from_predictions(cells), out / "figures")
-    (out / "index.html").write_text(page(cells, made, drawn, out / "figures"), "utf-8")
+    (out / "index.html").write_text(page(cells, made, drawn, out / "figures", claims is not None), "utf-8")
 
 
 def _saved(drawings: Iterator[Drawing], folder: Path) -> dict[str, str]:
@@ -50,7 +50,13 @@ def _saved(drawings: Iterator[Drawing], folder: Path) -> dict[str, str]:
     return captions
 
 
-def page(cells: Sequence[Measured], made: Sequence[ReportTable], drawn: Mapping[str, str], figures: Path) -> str:
+def page(
+    cells: Sequence[Measured],
+    made: Sequence[ReportTable],
+    drawn: Mapping[str, str],
+    figures: Path,
+    has_claims: bool,
+) -> str:
     """One HTML document with its style, script and pictures inside."""
     frame = (files("demur.report") / "page.html").read_text("utf-8")
     tasks = list(dict.fromkeys(one.cell.task for one in cells))
@@ -65,6 +71,7 @@ def page(cells: Sequence[Measured], made: Sequence[ReportTable], drawn: Mapping[
     filled = {
         "SUMMARY": escape(summary),
         "CONTENTS": contents,
+        "CLAIMS": ', <a href="claims.md">the paper\'s claims, put to the test</a>' if has_claims else "",
         "SECTIONS": "".join(_sections(blocks)),
         "LINKS": "".join(f'<a href="#{_anchor(title)}">{escape(title)}</a>, ' for title in titles),
         "TABLES": "".join(map(_table, made)),
@@ -97,7 +104,7 @@ def _block(markdown: str, title: str) -> str:
     columns = "".join(f'<th scope="col">{entry}</th>' for entry in head)
     body = "".join(f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{e}</td>" for e in row[1:])}</tr>' for row in rows)
     table = f"<table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}">{table}</div>'
+    return f'<div class="scroll written" tabindex="0" role="region" aria-label="{escape(title)}">{table}</div>'
 
 
 def _anchor(title: str) -> str:

@@ -9,32 +9,46 @@ from rich.table import Table
 
 from demur.study.run import Row
 
-# a column: how to read it off a row, and which of several is best
-COLUMNS: dict[str, tuple[Callable[[Row], float], Callable[..., float]]] = {
-    "acc.": (lambda row: row.metrics["accuracy"], max),
-    "ECE": (lambda row: row.metrics["ece"], min),
-    "mean FPR95": (lambda row: row.mean_fpr95, min),
+# a column: how to read it off a row, FPR95 by the name it has for the score, and which of several is best
+Read = Callable[[Row, str], float]
+COLUMNS: dict[str, tuple[Read, Callable[..., float]]] = {
+    "acc.": (lambda row, _: row.metrics["accuracy"], max),
+    "ECE": (lambda row, _: row.metrics["ece"], min),
+    "mean FPR95": (lambda row, fpr95: row.mean_over_ood(fpr95), min),
 }
+BY_MAX_PROB, BY_NONE_SHARE = "fpr95", "none_share_fpr95"
 
 
-def fpr95_on(name: str) -> Callable[[Row], float]:
-    return lambda row: row.ood[name]["fpr95"]
+def on(name: str) -> Read:
+    return lambda row, fpr95: row.ood[name][fpr95]
+
+
+def lines_of(rows: Sequence[Row]) -> list[tuple[Row, str]]:
+    """A line a method, by max probability, and with a none class another by `none_share`."""
+    return [
+        (row, fpr95)
+        for row in rows
+        for fpr95 in (BY_MAX_PROB, BY_NONE_SHARE)
+        if all(fpr95 in figures for figures in row.ood.values())
+    ]
 
 
 def table(rows: Sequence[Row], title: str) -> Group:
-    """One line a method: accuracy and ECE inside, FPR95 on every OOD set (inliers positive, max-probability score)."""
-    columns = COLUMNS | {name.replace("_", " "): (fpr95_on(name), min) for name in rows[0].ood}
+    """Accuracy and ECE inside, FPR95 on every OOD set (inliers positive)."""
+    columns = COLUMNS | {name.replace("_", " "): (on(name), min) for name in rows[0].ood}
     drawn = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     drawn.add_column("method", no_wrap=True)
     for name in columns:
         drawn.add_column(name, justify="right")
-    best = {name: choose(read(row) for row in rows) for name, (read, choose) in columns.items()}
-    for row in rows:
+    lines = lines_of(rows)
+    best = {name: choose(read(*line) for line in lines) for name, (read, choose) in columns.items()}
+    for row, fpr95 in lines:
         cells = []
         for name, (read, _) in columns.items():
-            text = f"{100 * read(row):.1f}"
-            cells.append(f"[bold]{text}[/bold]" if read(row) == best[name] and len(rows) > 1 else text)
-        drawn.add_row(row.method + ("*" if row.collapsed else ""), *cells)
+            text = f"{100 * read(row, fpr95):.1f}"
+            cells.append(f"[bold]{text}[/bold]" if read(row, fpr95) == best[name] and len(rows) > 1 else text)
+        label = row.method + ("*" if row.collapsed else "")
+        drawn.add_row(label if fpr95 == BY_MAX_PROB else "  by none_share", *cells)
     return Group(drawn, *remarks(rows))
 
 
@@ -89,7 +103,7 @@ def markdown(rows: Sequence[Row], records: Sequence[Mapping[str, Any]]) -> str:
         lines += [f"## {group[0].task}, {group[0].convention}: per cent; {where}", "", *remarks(group)]
         lines += ["| method | seed | accuracy | ECE | mean FPR95 | seconds to fit |", "|---|---|---|---|---|---|"]
         for row in group:
-            cells = " | ".join(f"{100 * read(row):.1f}" for read, _ in COLUMNS.values())
+            cells = " | ".join(f"{100 * read(row, BY_MAX_PROB):.1f}" for read, _ in COLUMNS.values())
             lines.append(f"| `{row.method}` | {row.seed} | {cells} | {seconds[id(row)]:.1f} |")
         lines.append("")
     return "\n".join(lines)

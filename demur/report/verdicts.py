@@ -103,7 +103,8 @@ def _legend(used: Sequence[Measured]) -> str:
         "In per cent, means over training seeds. FPR95 is the share of outliers that pass where 95 % of the inliers "
         "do: less is better. ‡ is a collapsed classifier, no more accurate than always answering the most frequent "
         "class; it never says yes.",
-        "† is a verdict that rests in part on a single network a method: of one training seed no ± has the luck.",
+        "† is a verdict that rests in part on one network per method: with one training seed, the luck of training is "
+        "not in its ±.",
         "Two figures differ *clearly* if by more than their ± together (in squares); where a test asks that one be not "
         "above another, it is unclear if it is, but not clearly. ± is half the 95 % interval over "
         "test points (bootstrap) and, if there are several, training seeds (Student's t); it is shown where it "

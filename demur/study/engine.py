@@ -207,7 +207,8 @@ class Step:
 
     def __str__(self) -> str:
         asked = "+".join(sorted({cell.convention for cell in self.cells})) or "for others"
-        return f"{self.fit.data.name} {self.fit.method}, seed {self.fit.recipe.seed}, {asked}"
+        outliers = f" with {self.fit.data.outliers}" if {cell.outliers for cell in self.cells} - {None} else ""
+        return f"{self.fit.data.name} {self.fit.method}{outliers}, seed {self.fit.recipe.seed}, {asked}"
 
 
 def plan(cells: Sequence[Cell], place: Place) -> dict[str, Step]:

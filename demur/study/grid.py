@@ -146,23 +146,34 @@ _single: Mapping[str, tuple[Cell, ...]] = {
 STUDIES: Mapping[str, tuple[Cell, ...]] = MappingProxyType({**_single, "all": union(_single.values())})
 
 
+USUAL = "usual"  # the task's own outliers
+
+
+def outliers_in(study: str) -> list[str]:
+    """What the cells of a study are trained with."""
+    return list(dict.fromkeys(cell.outliers or USUAL for cell in choose(STUDIES, study, "study")))
+
+
 def select(
     study: str,
     *,
     tasks: Sequence[str] | None = None,
     methods: Sequence[str] | None = None,
     convention: str | None = None,
+    outliers: Sequence[str] | None = None,
     seeds: int = 1,
     epochs: int | None = None,
     limit: int | None = None,
 ) -> list[Cell]:
-    """The cells of a study, or some of them, for several training seeds."""
+    """The cells of a study, or some of them, for several training seeds; `usual` are a task's own outliers."""
     for task in tasks or ():
         choose(SETTINGS, task, "task")
     for method in methods or ():
         parse_method(method)
     if convention is not None:
         choose(dict.fromkeys(CONVENTIONS), convention, "convention")
+    for each in outliers or ():
+        choose(dict.fromkeys(outliers_in(study)), each, f"outliers of study {study!r}")
     chosen = [
         replace(cell, seed=seed, epochs=epochs, limit=limit)
         for seed in range(seeds)
@@ -170,9 +181,12 @@ def select(
         if (not tasks or cell.task in tasks)
         and (not methods or cell.method in methods)
         and convention in (None, cell.convention)
+        and (not outliers or (cell.outliers or USUAL) in outliers)
     ]
     if not chosen:
-        raise ValueError(f"study {study!r} has no cell of these tasks, methods and convention; see them with --dry-run")
+        raise ValueError(
+            f"study {study!r} has no cell of these tasks, methods, convention and outliers; see them with --dry-run"
+        )
     return chosen
 
 
@@ -204,13 +218,23 @@ def _covering(task: str, wanted: set[Cell]) -> Iterator[tuple[str, list[str]]]:
     while True:
         offers = []
         for name, convention in product(_single, (None, *CONVENTIONS)):
-            had = [c for c in STUDIES[name] if c.task == task and convention in (None, c.convention)]
-            covered, whole = left & set(had), all(cell in (wanted if cell.further else bare) for cell in had)
-            if covered and (whole or convention):
-                offers.append((whole, len(covered), name, convention, covered))
+            kinds = outliers_in(name)
+            for outliers in (None, *kinds) if len(kinds) > 1 else (None,):
+                had = [
+                    cell
+                    for cell in STUDIES[name]
+                    if cell.task == task
+                    and convention in (None, cell.convention)
+                    and outliers in (None, cell.outliers or USUAL)
+                ]
+                covered, whole = left & set(had), all(cell in (wanted if cell.further else bare) for cell in had)
+                if covered and (whole or (convention and (outliers or len(kinds) == 1))):
+                    offers.append((whole, len(covered), name, convention, outliers, covered))
         if not offers:
             return
-        whole, _, name, convention, covered = max(offers, key=lambda offer: offer[:2])
+        whole, _, name, convention, outliers, covered = max(offers, key=lambda offer: offer[:2])
         methods = () if whole else sorted({cell.method for cell in covered}, key=METHODS.index)
-        yield name, [*[f"--convention {convention}"] * bool(convention), *(f"--method {method}" for method in methods)]
+        chosen = {"--convention": convention, "--outliers": outliers}
+        options = [f"{option} {value}" for option, value in chosen.items() if value]
+        yield name, [*options, *(f"--method {method}" for method in methods)]
         left -= covered
