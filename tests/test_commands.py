@@ -176,6 +176,7 @@ def test_a_run_that_fails_or_is_killed_leaves_the_old_file(rows_model, tmp_path)
             "does not train",
         ),
         (["fit", "train.csv", "-o", "new", "--label", "kind", "--outliers", "boxes"], "did you mean 'box'"),
+        (["fit", "train.csv", "-o", "new", "--label", "kind", "--outliers", "gone.csv"], "gone.csv does not exist"),
         (["fit", "train.csv", "-o", "new", "--label", "kind", "--keep", "2"], "keep 2.0 is not between 0 and 1"),
         (["fit", "train.csv", "-o", "new", "--size", "big"], "size 'big' is not that of a picture"),
         (["fit", "train.csv", "-o", "no/where"], "the folder of no/where does not exist"),

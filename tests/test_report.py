@@ -14,11 +14,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from scipy import stats
 from torch import Tensor
 
 from demur.metrics import METRICS, Prediction, Separation, accuracy, ece, ece_published, max_prob_score, mmc
 from demur.report import render
+from demur.report import tables as terminal
 from demur.report.compare import ReportTable, tables
 from demur.report.figures import WIDTH, _kept, draw_noise_confidence, draw_shift
 from demur.report.intervals import AGAINST, INSIDE, against, counts, interval, over_seeds
@@ -39,6 +41,7 @@ from demur.study.published import (
     shift_figures,
 )
 from demur.study.results import Predicted, Result, write_further, write_result
+from demur.study.run import Row as MeasuredRow
 from demur.tasks.shift import CORRUPTIONS, SEVERITIES
 
 POINTS = 300
@@ -503,6 +506,19 @@ def test_the_page_needs_nothing_but_itself(report: Path):
             assert (report / link).is_file(), link
     assert "<!-- " not in text
     assert not re.search(r"@import|url\(|fetch\(", text)
+
+
+def test_a_none_class_has_a_second_line_by_its_share():
+    def row(method: str, **fpr95: float) -> MeasuredRow:
+        figures = {"accuracy": 0.95, "ece": 0.01}
+        return MeasuredRow("digits", method, 0, 1, "corrected", figures, {"letters": fpr95}, 0.1, None, (), {})
+
+    plain, none = row("map", fpr95=0.5), row("la+nc", fpr95=0.3, none_share_fpr95=0.1)
+    assert terminal.lines_of([plain, none]) == [(plain, "fpr95"), (none, "fpr95"), (none, "none_share_fpr95")]
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(terminal.table([plain, none], "digits"))
+    *_, last = (line for line in console.export_text().splitlines() if line.strip())
+    assert last.split() == ["by", "none_share", "95.0", "1.0", "10.0", "10.0"]
 
 
 def test_sections_are_markdown_made_html():
