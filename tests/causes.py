@@ -47,10 +47,14 @@ def main() -> None:
     if given.augmentation == "off":
         task = replace(task, augment=None)
     if given.photographs:
+        if given.photographs > task.outliers.shape[0]:
+            parser.error(f"--photographs {given.photographs}: there are {task.outliers.shape[0]}; ask for fewer")
         some = torch.randperm(task.outliers.shape[0], generator=torch.Generator().manual_seed(0))[: given.photographs]
         kept = {name: pictures[some.to(given.device)] for name, pictures in vars(task.outliers).items()}
         task = replace(task, outliers=replace(task.outliers, **kept))
-    if given.crops == "off" and isinstance(task.outliers, CroppedOrResized):
+    if given.crops == "off":
+        if not isinstance(task.outliers, CroppedOrResized):
+            parser.error(f"--crops off: the outliers of {given.task} are never cropped; leave it out")
         task = replace(task, outliers=Fixed(task.outliers.resized))
     likelihood = fit.likelihood(task.num_classes)
     posterior = fit.inference.fit(fit.network, likelihood, task, fit.recipe)

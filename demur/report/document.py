@@ -10,7 +10,7 @@ from demur.method import METHODS
 from demur.report import render
 from demur.report.compare import Kind, ReportTable, kind_of, outliers_of
 from demur.report.measured import CELLS, RESULTS, Measured
-from demur.report.sections import agreement, better, markdown_table
+from demur.report.sections import markdown_table
 from demur.study.grid import commands
 from demur.tasks.images import STAND_INS
 
@@ -20,7 +20,9 @@ TIMES = (
 )
 
 
-def document(cells: Sequence[Measured], made: Sequence[ReportTable], drawn: Mapping[str, str]) -> str:
+def document(
+    cells: Sequence[Measured], made: Sequence[ReportTable], drawn: Mapping[str, str], sections: Sequence[str]
+) -> str:
     """Markdown, from figures alone: the same from predictions and from the stored tables."""
     figures = [f"![{caption}](figures/{name}.png)\n\n{caption}.\n" for name, caption in drawn.items()]
     by_title: dict[str, list[ReportTable]] = {}
@@ -35,8 +37,7 @@ def document(cells: Sequence[Measured], made: Sequence[ReportTable], drawn: Mapp
         "## How the cells were made",
         "```\n" + "\n".join(commands(one.cell for one in cells)) + "\n```",
         _overview(cells),
-        *agreement(cells),
-        *better(cells),
+        *sections,
         "## Seconds to fit",
         f"Mean over cells; the networks that a posterior is made from are counted, though several share them. {TIMES}",
         _costs(cells),

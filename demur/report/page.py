@@ -34,11 +34,12 @@ def write_report(cells: Sequence[Measured], out: Path) -> None:
         for suffix, write in (("txt", render.text), ("md", render.markdown), ("tex", render.latex)):
             (out / "tables" / f"{table.name}.{suffix}").write_text(write(table), "utf-8")
     drawn = _saved(from_figures(cells), out / "figures")
-    (out / "RESULTS.md").write_text(document(cells, made, drawn), "utf-8")
+    sections = [*agreement(cells), *better(cells)]
+    (out / "RESULTS.md").write_text(document(cells, made, drawn, sections), "utf-8")
     if (claims := claims_document(cells)) is not None:
         (out / "claims.md").write_text(claims, "utf-8")
     drawn |= _saved(from_predictions(cells), out / "figures")
-    (out / "index.html").write_text(page(cells, made, drawn, out / "figures", claims is not None), "utf-8")
+    (out / "index.html").write_text(page(cells, made, drawn, sections, out / "figures", claims is not None), "utf-8")
 
 
 def _saved(drawings: Iterator[Drawing], folder: Path) -> dict[str, str]:
@@ -54,6 +55,7 @@ def page(
     cells: Sequence[Measured],
     made: Sequence[ReportTable],
     drawn: Mapping[str, str],
+    sections: Sequence[str],
     figures: Path,
     has_claims: bool,
 ) -> str:
@@ -66,13 +68,12 @@ def page(
     for table in made:
         by_title.setdefault(table.table.title, []).append(table)
     contents = "".join(f"<li>{escape(title)}: {', '.join(map(_link, group))}</li>" for title, group in by_title.items())
-    blocks = [*agreement(cells), *better(cells)]
-    titles = [block[3:] for block in blocks if block.startswith("## ")]
+    titles = [block[3:] for block in sections if block.startswith("## ")]
     filled = {
         "SUMMARY": escape(summary),
         "CONTENTS": contents,
         "CLAIMS": ', <a href="claims.md">the paper\'s claims, put to the test</a>' if has_claims else "",
-        "SECTIONS": "".join(_sections(blocks)),
+        "SECTIONS": "".join(_sections(sections)),
         "LINKS": "".join(f'<a href="#{_anchor(title)}">{escape(title)}</a>, ' for title in titles),
         "TABLES": "".join(map(_table, made)),
         "FIGURES": "".join(html_figure(name, caption, figures) for name, caption in drawn.items()),
