@@ -32,6 +32,14 @@ def checkpointed(path: Path) -> Iterator[None]:
         _path.reset(token)
 
 
+def seconds_in(path: Path) -> float:
+    """Of the training that was stopped and is kept there; 0 where nothing is."""
+    if not path.exists():
+        return 0.0
+    with safe_open(path, "pt") as file:
+        return float(json.loads(file.metadata()["demur"]).get("seconds", 0.0))
+
+
 def state_of(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers, tied ones once; a state_dict lists them twice, and leaves out what is not persistent."""
     return {name: value.detach() for name, value in (*model.named_parameters(), *model.named_buffers())}
@@ -58,6 +66,7 @@ class Checkpoint:
         self.model, self.optimizer, self.generator = model, optimizer, generator
         self.path = _path.get()
         self.written = time.monotonic()
+        self.started = self.written  # less what was spent before, by whoever was stopped
 
     def restore(self) -> int:
         """Go back to what was written last; the number of epochs that were done."""
@@ -88,6 +97,7 @@ class Checkpoint:
         if "random/cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random/cuda"], self.generator.device)
         self.kept.update(under("kept/"))
+        self.started -= header.get("seconds", 0.0)
         return int(header["epoch"])
 
     def write(self, epoch: int) -> None:
@@ -104,7 +114,8 @@ class Checkpoint:
         # the rate may lie on the device, and is set before every step
         groups = [{k: value for k, value in group.items() if k not in ("params", "lr")} for group in self._groups()]
         unfinished = self.path.with_name(f"{self.path.name}.part")
-        header = {"identity": self.identity, "epoch": epoch, "groups": groups}
+        seconds = time.monotonic() - self.started
+        header = {"identity": self.identity, "epoch": epoch, "seconds": seconds, "groups": groups}
         save_file({k: v.contiguous() for k, v in tensors.items()}, unfinished, metadata={"demur": json.dumps(header)})
         os.replace(unfinished, self.path)
         self.written = time.monotonic()

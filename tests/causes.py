@@ -2,6 +2,7 @@
 
     python tests/causes.py DATA fashion_mnist map --augmentation off
     python tests/causes.py DATA cifar10 map+nc --photographs 10000 --epochs 30
+    python tests/causes.py DATA cifar10 map+oe --kinds 12 --width 1 --limit 10000 --epochs 10
 
 Each run prints a line of JSON: what was changed, accuracy and ECE as published, and FPR95 by OOD set (by max
 probability; with a none class by its share as well), in per cent.
@@ -10,6 +11,7 @@ probability; with a none class by its share as well), in per cent.
 import argparse
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -33,6 +35,8 @@ def main() -> None:
     parser.add_argument("--convention", choices=CONVENTIONS, default="published")
     parser.add_argument("--augmentation", choices=("on", "off"), default="on")
     parser.add_argument("--photographs", type=int, help="so many of the training outliers, drawn at random")
+    parser.add_argument("--kinds", type=int, help="training outliers of so many of their classes, drawn at random")
+    parser.add_argument("--width", type=int, help="of a wide residual network; the paper's is 4")
     parser.add_argument("--crops", choices=("on", "off"), default="on", help="of photographs larger than the inliers")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--limit", type=int)
@@ -43,14 +47,22 @@ def main() -> None:
     store = Store(given.data)
     cell = Cell(given.task, given.method, given.seed, given.convention, epochs=given.epochs, limit=given.limit)
     fit = resolve(cell, store)
+    if given.width:
+        fit = replace(fit, network=partial(fit.network, width=given.width))
     task = load_data(fit.data, store, given.device)
     if given.augmentation == "off":
         task = replace(task, augment=None)
+    rows = torch.randperm(task.outliers.shape[0], generator=torch.Generator().manual_seed(0))
+    if given.kinds:
+        _, kinds = store.images(task.trained_with, "train")
+        some = torch.randperm(int(kinds.max()) + 1, generator=torch.Generator().manual_seed(0))[: given.kinds]
+        rows = rows[torch.isin(kinds[rows], some)]
     if given.photographs:
-        if given.photographs > task.outliers.shape[0]:
-            parser.error(f"--photographs {given.photographs}: there are {task.outliers.shape[0]}; ask for fewer")
-        some = torch.randperm(task.outliers.shape[0], generator=torch.Generator().manual_seed(0))[: given.photographs]
-        kept = {name: pictures[some.to(given.device)] for name, pictures in vars(task.outliers).items()}
+        if given.photographs > len(rows):
+            parser.error(f"--photographs {given.photographs}: there are {len(rows)}; ask for fewer")
+        rows = rows[: given.photographs]
+    if given.kinds or given.photographs:
+        kept = {name: pictures[rows.to(given.device)] for name, pictures in vars(task.outliers).items()}
         task = replace(task, outliers=replace(task.outliers, **kept))
     if given.crops == "off":
         if not isinstance(task.outliers, CroppedOrResized):

@@ -1,13 +1,14 @@
 """A network killed in training and trained on equals one that was never killed, byte for byte."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from demur import checkpoint, training
-from demur.checkpoint import checkpointed
+from demur.checkpoint import checkpointed, seconds_in
 from demur.inference import MAP, CyclicalSGHMC, Ensemble, Flipout, VariationalBayes
 from demur.likelihoods import none_class
 from demur.networks import lenet, wide_resnet
@@ -51,6 +52,23 @@ def test_killed_and_resumed_equals_never_killed(name, optimizer, task, tmp_path,
     assert [report.epoch for report in told] == [7, 8]
     made, expected = (predict(p, none_class(3), task.test.x) for p in (resumed, whole))
     assert torch.equal(made.probs, expected.probs)
+
+
+def test_the_seconds_of_every_try_are_counted(task, tmp_path, monkeypatch):
+    now = [1_000.0]
+    monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    assert seconds_in(tmp_path / "c") == 0
+    for dies_after in (2, 5, 7):
+
+        def die(report: training.EpochReport, at: int = dies_after) -> None:
+            now[0] += 10
+            if report.epoch == at:
+                raise Killed
+
+        with pytest.raises(Killed), checkpointed(tmp_path / "c"), training.observed(die):
+            MAP().fit(Normed, none_class(3), task, Recipe(epochs=8, batch_size=32))
+        now[0] += 500  # while nobody trains
+        assert seconds_in(tmp_path / "c") == 10 * (dies_after - 1)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])

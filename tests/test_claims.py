@@ -210,6 +210,19 @@ def test_a_collapsed_classifier_is_never_better():
     assert "`la+ml` 70.0‡ (90.0)" in tested.cases[0].shown
 
 
+def test_a_collapsed_classifier_does_not_tell_what_soft_labels_cost():
+    claim, soft = titled("SL is best"), Cell("cifar10", "la+sl")
+    cells = [
+        replace(one, figures={**one.figures, (TEST, "majority"): Value(0.9)}) if one.cell == soft else one
+        for one in made(claim.cells)
+    ]
+    cases = {case.what: case for case in examine(claim, ours(cells, "corrected")).cases}
+    costs = [cases[f"cifar10, `la`, {what}"] for what in ("accuracy", "ECE")]
+    assert [case.outcomes for case in costs] == [(UNCLEAR,), (UNCLEAR,)]
+    assert all("‡" in case.shown for case in costs)
+    assert cases["cifar10, `vb`, accuracy"].outcomes == cases["cifar100, `la`, ECE"].outcomes == (YES,)
+
+
 def test_joint_outcomes():
     assert joint([YES, YES]) == YES
     assert joint([NO, NO]) == joint([NO, UNCLEAR]) == NO

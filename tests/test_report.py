@@ -27,8 +27,9 @@ from demur.report.intervals import AGAINST, INSIDE, against, counts, interval, o
 from demur.report.measured import FAR_AWAY, Measured, Value, averaged, cells_csv, gather, measure, results_csv
 from demur.report.page import _sections, write_report
 from demur.report.sections import markdown_table
-from demur.study.further import shifted
-from demur.study.grid import STUDIES, Cell
+from demur.report.views import ours
+from demur.study.further import PRINTED, VALIDATION, shifted
+from demur.study.grid import STUDIES, Cell, split_further
 from demur.study.published import (
     DEFAULT_OUTLIERS,
     OOD_SETS,
@@ -68,11 +69,14 @@ def make_result(
     test = predict(sure, classes, none, seed, torch.zeros_like(y) if collapsed else y)
     names = [name for name in (*OOD_SETS.get(cell.task, ("noise",)), "far_away") if name not in missing]
     ood = {name: predict(2.0 + place, classes, none, 100 + place + seed) for place, name in enumerate(names)}
-    further = None
-    if cell.further == "shift":
+    further = {}
+    if "shift" in split_further(cell.further):
         names = [shifted(corruption, severity) for corruption in CORRUPTIONS for severity in SEVERITIES]
         of_each = {name: 6.0 - int(name[-1]) - len(name) % 3 / 2 for name in names}  # how sure, by severity
-        further = Predicted(y, {name: predict(less, classes, none, seed, y) for name, less in of_each.items()})
+        further["shift"] = Predicted(y, {name: predict(less, classes, none, seed, y) for name, less in of_each.items()})
+    if "validation" in split_further(cell.further):
+        sets = {VALIDATION: predict(sure, classes, none, seed, y), PRINTED: predict(3.0, classes, none, seed)}
+        further["validation"] = Predicted(y, sets)
     record = {
         "notes": {"tiny": "stands in for large"},
         "missing": list(missing),
@@ -92,8 +96,8 @@ def write_runs(results: list[Result], runs: Path) -> Path:
         folder.mkdir(parents=True)
         sets = {TEST: one.test, **{f"ood/{name}": prediction for name, prediction in one.ood.items()}}
         write_result(folder, one.cell, one.y, sets, one.record)
-        if one.further is not None and one.cell.further is not None:
-            write_further(folder, one.cell.further, one.further.y, one.further.sets)
+        for kind, predicted in one.further.items():
+            write_further(folder, kind, predicted.y, predicted.sets)
     return runs
 
 
@@ -410,7 +414,7 @@ def test_a_stand_in_fills_the_place_of_the_set_it_stands_in_for():
 
 def test_the_shift_means_are_over_all_corruptions(cells: list[Measured], results: list[Result]):
     place = next(place for place, one in enumerate(results) if one.cell.further)
-    further = results[place].further
+    further = results[place].further["shift"]
     errors = [ece(further.sets[shifted(corruption, 3)], further.y) for corruption in CORRUPTIONS]
     found = cells[place].figures[SHIFT_SETS[3], "ece"]
     assert found.value == pytest.approx(np.mean(errors), abs=1e-6)
@@ -443,6 +447,31 @@ def test_reports_accumulate_and_the_last_of_a_cell_wins(tmp_path: Path):
     assert cells[2] == replace(gather([old])[1], folder=None)
     assert results_csv(gather([old, new])) == results_csv(cells)
     assert cells_csv(gather([old, new])) == cells_csv(cells)
+
+
+@pytest.mark.parametrize(("first", "then"), [("shift", "validation"), ("validation", "shift"), ("shift", None)])
+def test_further_inputs_of_one_folder_add_up(first: str, then: str | None, tmp_path: Path):
+    cell, stored, both = Cell("cifar10", "la+nc"), tmp_path / "stored", "+".join(filter(None, (first, then)))
+    of_first, of_then = (
+        write_runs([make_result(replace(cell, further=further))], tmp_path / name)
+        for name, further in (("first", first), ("then", then))
+    )
+    write_report(gather([of_first]), stored)
+    (one,) = gather([stored, of_then])  # whose predictions are those of the second
+    (whole,) = gather([write_runs([make_result(replace(cell, further=both))], tmp_path / "both")])
+    assert (results_csv([one]), cells_csv([one])) == (results_csv([whole]), cells_csv([whole]))
+    assert one.cell.further == "+".join(sorted(both.split("+")))
+    write_report([one], stored)
+    assert gather([stored]) == [replace(one, folder=None)]
+    assert ours([one], "corrected").seeds(replace(cell, further=first)) == 1
+    assert ours(gather([of_then]), "corrected").seeds(replace(cell, further=first)) == 0
+
+
+def test_of_another_folder_nothing_stays(tmp_path: Path):
+    shifting, validated = (make_result(Cell("cifar10", "la+nc", further=kind)) for kind in ("shift", "validation"))
+    old = write_runs([shifting], tmp_path / "old")
+    new = write_runs([make_result(Cell("mnist", "map")), validated], tmp_path / "new")  # so that its name is another
+    assert gather([old, new]) == gather([new])
 
 
 def test_tables_of_different_cells_are_refused(tmp_path: Path):

@@ -17,8 +17,20 @@ from demur.networks import mlp
 from demur.report.measured import measure
 from demur.study.conventions import Data, Fit, TunedOnTrainingData, resolve
 from demur.study.engine import Place, parts_of, results_of, run_cell
-from demur.study.further import HALF_WIDTHS, LETTERS, PIXELS, grid, printed_letters, shift, shifted
-from demur.study.grid import PAPER_ROWS, STUDIES, Cell, commands, select, setting
+from demur.study.further import (
+    HALF_WIDTHS,
+    LETTERS,
+    PIXELS,
+    PRINTED,
+    VALIDATION,
+    grid,
+    printed_letters,
+    shift,
+    shifted,
+    validation,
+)
+from demur.study.grid import PAPER_ROWS, STUDIES, Cell, commands, select, setting, split_further, union
+from demur.study.published import SHIFT_SETS
 from demur.study.results import folder_name, is_done, pack, read_results, unpack
 from demur.tasks import Recipe, Split, Store
 from demur.tasks import load as load_task
@@ -41,8 +53,23 @@ def test_all_is_every_other_study_without_repetition():
     everything = [bare(cell) for cell in STUDIES["all"]]
     assert len(set(everything)) == len(everything)
     assert set(everything) == {bare(cell) for cells in STUDIES.values() for cell in cells}
-    validated = [cell for cell in STUDIES["recommended"] if cell.further]
-    assert {cell for cell in STUDIES["all"] if cell.further} == {*STUDIES["shift"], *STUDIES["toy"], *validated}
+    asking = [cell for name in ("shift", "toy", "recommended") for cell in STUDIES[name]]
+    of_each = {(bare(cell), kind) for cell in STUDIES["all"] for kind in split_further(cell.further)}
+    assert of_each == {(bare(cell), cell.further) for cell in asking}
+
+
+def test_a_cell_has_what_any_study_asks_of_it():
+    cell = Cell("cifar10", "la+nc")
+    several = [replace(cell, further=further) for further in ("validation", None, "shift", "shift+validation")]
+    assert union([several[:1], several[1:3]]) == union([several[3:], [cell]]) == (several[3],)
+    assert union([[cell], [cell]]) == (cell,)
+    of_both = {cell.method for cell in STUDIES["all"] if cell.further == "shift+validation"}
+    assert of_both == {"la+nc", "la+sl"}  # candidates that are rows of the paper's, with the usual outliers
+    assert {cell.task for cell in STUDIES["recommended"] if cell.further == "validation"} == {
+        "mnist",
+        "fashion_mnist",
+        "cifar10",
+    }
 
 
 def test_shift_has_the_networks_of_the_first_table():
@@ -106,18 +133,23 @@ def typed(command: str) -> list[Cell]:
         select("shift", methods=["map", "la+nc"], epochs=1, limit=600) + select("table1", tasks=["cifar10"]),
         select("aux", methods=["flipout"], convention="published") + select("noise", tasks=["svhn"], seeds=2),
         select("recommended", tasks=["mnist"], outliers=["usual", "tiny_imagenet32+patches"], methods=["map+nc"]),
+        select("all", tasks=["cifar10"], methods=["map", "la+nc", "la+sl"], seeds=2),
+        [Cell("cifar10", "la+nc", further="shift+validation"), Cell("cifar10", "la+nc", 1, further="shift")],
     ],
 )
 def test_commands_make_the_cells_that_they_were_made_from(cells: list[Cell]):
     made = [cell for command in commands(cells) for cell in typed(command)]
-    assert {bare(cell) for cell in made} == {bare(cell) for cell in cells}
-    assert {cell for cell in cells if cell.further} <= set(made)
+    assert set(union([made])) == set(union([cells]))
 
 
 def test_commands_are_few():
     assert commands(select("matrix")) == ["demur study matrix --task digits"]
     assert commands(select("shift", seeds=2)) == ["demur study shift --task cifar10 --seeds 2"]
     assert commands([Cell("mnist", "la+nc", outliers="mine")]) == []
+    assert commands([Cell("cifar10", "la+nc", further="shift+validation")]) == [
+        "demur study shift --task cifar10 --convention corrected --method la+nc",
+        "demur study recommended --task cifar10 --convention corrected --outliers usual --method la+nc",
+    ]
 
 
 def test_outliers_that_a_study_lacks_are_refused():
@@ -192,7 +224,7 @@ def test_further_predictions_join_those_that_are_there(tmp_path: Path):
     (result,) = read_results(place.runs)  # one cell, whatever else it was asked
     assert result.cell == toy
     for where, half in HALF_WIDTHS.items():
-        assert len(result.further.sets[where]) == PIXELS**2
+        assert len(result.further["plane"].sets[where]) == PIXELS**2
         assert grid(half).amax() == half
 
     files = pack(place.runs, tmp_path / "packs")
@@ -228,10 +260,41 @@ def test_a_cell_under_shift(noise_as_cifar10: Store, tmp_path: Path):
     place = Place(tmp_path / "runs", noise_as_cifar10)
     folder = run_cell(Cell("cifar10", "map", epochs=1, limit=30, further="shift"), place)
     (result,) = read_results(place.runs)
-    assert list(result.further.sets) == [shifted(c, s) for c in CORRUPTIONS for s in SEVERITIES] == list(sets)
-    assert torch.equal(result.further.y, y)
-    right = result.further.sets[shifted("snow", 4)].probs.argmax(1) == y
+    further = result.further["shift"]
+    assert list(further.sets) == [shifted(c, s) for c in CORRUPTIONS for s in SEVERITIES] == list(sets)
+    assert torch.equal(further.y, y)
+    right = further.sets[shifted("snow", 4)].probs.argmax(1) == y
     assert measure(result, folder).figures[shifted("snow", 4), "accuracy"].value == float(right.double().mean())
+
+
+@pytest.mark.parametrize("asked", [("shift", "validation"), ("validation", "shift+validation"), ("shift+validation",)])
+def test_a_cell_under_shift_that_is_validated_too(
+    noise_as_cifar10: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...]
+):
+    """Whichever comes first stays as it is; both are read back, and measured."""
+    monkeypatch.setattr("demur.study.further.LETTER_COUNT", 20)
+    place, cell = Place(tmp_path / "runs", noise_as_cifar10), Cell("cifar10", "map+nc", epochs=1, limit=30)
+    both, stamps = replace(cell, further="shift+validation"), {}
+    for further in asked:
+        assert not is_done(place.folder(cell), further)
+        assert results_of([both], place) == []
+        folder = run_cell(replace(cell, further=further), place)
+        now = {path: path.stat().st_mtime_ns for path in folder.glob("*.safetensors")}
+        assert stamps.items() < now.items()
+        stamps = now
+    (result,) = read_results(place.runs)
+    assert result.cell == both
+    assert [one.cell for one in results_of([both, cell], place)] == [both, cell]
+    figures = measure(result, folder).figures
+    for kind in ("shift", "validation"):
+        (alone,) = results_of([replace(cell, further=kind)], place)
+        assert list(alone.further) == [kind]
+        assert measure(alone, folder).figures.items() < figures.items()
+    y, inputs = validation(resolve(cell, noise_as_cifar10).data, noise_as_cifar10)
+    assert list(result.further["validation"].sets) == list(inputs) == [VALIDATION, PRINTED]
+    right = result.further["validation"].sets[VALIDATION].probs.argmax(1) == y
+    assert figures[VALIDATION, "accuracy"].value == pytest.approx(float(right.double().mean()), abs=1e-6)
+    assert {(PRINTED, "none_share_fpr95"), (SHIFT_SETS[3], "ece")} <= figures.keys()
 
 
 def test_the_papers_rows_are_in_every_image_study():

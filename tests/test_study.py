@@ -18,7 +18,7 @@ import torch
 from demur.likelihoods import none_class
 from demur.metrics import brier
 from demur.networks import mlp
-from demur.study import grid
+from demur.study import engine, grid
 from demur.study.conventions import none_class_averaged_together, resolve
 from demur.study.engine import LOG, Place, networks_of, plan, results_of, run_cell, run_cells
 from demur.study.grid import BY_DEFAULT, PAPER_ROWS, STUDIES, Cell, Setting, select
@@ -255,6 +255,12 @@ def test_killed_three_times_it_ends_with_the_same_bytes(tmp_path: Path):
     assert len(ours) == 3
     for a, b in zip(ours, theirs, strict=True):
         assert a.read_bytes() == b.read_bytes()
+
+
+def test_seconds_before_a_stop_are_in_the_record(place: Place, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(engine, "seconds_in", lambda path: 1_000.0)
+    record = json.loads((run_cell(quick("map")[0], place) / "cell.json").read_text())
+    assert 1_000 < record["seconds"]["fit"] < 1_100
 
 
 def test_the_record_says_how_it_was_made(place: Place):

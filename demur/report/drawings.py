@@ -19,6 +19,7 @@ from demur.report.figures import (
 from demur.report.measured import Measured
 from demur.study import published
 from demur.study.further import shifted
+from demur.study.grid import split_further
 from demur.study.results import read_result
 from demur.tasks.shift import CORRUPTIONS, SEVERITIES
 
@@ -53,7 +54,13 @@ def from_figures(cells: Sequence[Measured]) -> Iterator[Drawing]:
     groups = _grouped(cells)
     yield from _noise(groups)
     for (kind, task, outliers), by_method in groups.items():
-        shifting = {m: ones for m, ones in by_method.items() if all(one.cell.further == "shift" for one in ones)}
+        shifting = {
+            method: those
+            for method, ones in by_method.items()
+            if (those := [one for one in ones if "shift" in split_further(one.cell.further)])
+        }
+        collapsed = [method for method, ones in shifting.items() if any(one.collapsed for one in ones)]
+        shifting = {method: ones for method, ones in shifting.items() if method not in collapsed}
         for metric, label in SHIFT_METRICS.items() if shifting else ():
             measured = {
                 method: {
@@ -66,6 +73,7 @@ def from_figures(cells: Sequence[Measured]) -> Iterator[Drawing]:
             printed = published.shift_by_severity("accuracy_with_none" if metric == "accuracy" else metric)
             name = "-".join(filter(None, ("shift", metric, unusual(task, outliers), kind.slug)))
             caption = f"{task} under shift: {label} by severity, a box over the {len(CORRUPTIONS)} corruptions"
+            caption += f" (without {', '.join(collapsed)}: collapsed)" * bool(collapsed)
             yield Drawing(name, f"{caption}; {kind.title}", draw_shift(measured, printed, label))
 
 
@@ -101,7 +109,7 @@ def from_predictions(cells: Sequence[Measured]) -> Iterator[Drawing]:
         results = [read_result(first.folder, first.cell) for first in firsts if first.folder]
         special = unusual(task, outliers)
         slug = "-".join(filter(None, (task, special, kind.slug)))
-        planes = {one.cell.method: one.further.sets for one in results if one.further and one.cell.further == "plane"}
+        planes = {one.cell.method: one.further["plane"].sets for one in results if "plane" in one.further}
         if planes:
             caption = f"Confidence in the plane, the paper's toy figure; {kind.title}"
             yield Drawing(f"toy-{slug}", caption, draw_planes(planes))

@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 from demur.metrics import METRICS, SCORES, Separation, mmc, ood_metrics
 from demur.report.intervals import AGAINST, INSIDE, against, counts, interval
 from demur.study.further import PRINTED, VALIDATION, shifted
-from demur.study.grid import Cell
+from demur.study.grid import Cell, join_further, split_further
 from demur.study.published import LEFT_OUT, OOD_SETS, SHIFT_SETS, TEST, mean_but
 from demur.study.results import Result, find_cells, read_result
 from demur.study.run import FAR_AWAY
@@ -150,9 +150,9 @@ def averaged(task: str, sets: Iterable[str], left_out: Iterable[str]) -> list[st
 
 
 def _under_shift(result: Result) -> Iterator[tuple[tuple[str, str], Value]]:
-    if result.cell.further != "shift" or result.further is None:
+    if "shift" not in result.further:
         return
-    y, sets = result.further.y, result.further.sets
+    y, sets = result.further["shift"].y, result.further["shift"].sets
     for name, prediction in sets.items():
         for metric in INSIDE:
             yield (name, metric), Value(METRICS[metric](prediction, y))
@@ -166,10 +166,11 @@ def _under_shift(result: Result) -> Iterator[tuple[tuple[str, str], Value]]:
 
 def _on_validation(result: Result) -> Iterator[tuple[tuple[str, str], Value]]:
     """What a method may be chosen by."""
-    if result.cell.further != "validation" or result.further is None:
+    if "validation" not in result.further:
         return
-    inside, outside = (result.further.sets[name] for name in (VALIDATION, PRINTED))
-    yield (VALIDATION, "accuracy"), Value(METRICS["accuracy"](inside, result.further.y))
+    y, sets = result.further["validation"].y, result.further["validation"].sets
+    inside, outside = sets[VALIDATION], sets[PRINTED]
+    yield (VALIDATION, "accuracy"), Value(METRICS["accuracy"](inside, y))
     for metric, value in ood_metrics(inside, outside).items():
         yield (PRINTED, metric), Value(value)
 
@@ -262,11 +263,12 @@ def gather(
     def take(one: Measured) -> None:
         bare = replace(one.cell, further=None)
         before = found.get(bare)
-        # the same cell without its further inputs adds nothing to what is known of these
-        same = before is not None and before.about.get("folder") == one.about.get("folder")
-        if before is not None and same and before.cell.further and not one.cell.further:
-            about = {**one.about, "further": before.about["further"]}
-            one = replace(one, cell=before.cell, figures={**before.figures, **one.figures}, about=about)
+        if before is not None and before.about.get("folder") == one.about.get("folder"):
+            further = join_further((*split_further(before.cell.further), *split_further(one.cell.further)))
+            if further != one.cell.further:  # what is known of its other further inputs stays
+                about = {**one.about, "further": _text(further)}
+                figures = {**before.figures, **one.figures}
+                one = replace(one, cell=replace(bare, further=further), figures=figures, about=about)
         found[bare] = one
 
     for source in sources:

@@ -18,7 +18,6 @@ from demur.tasks.images import VALIDATION_COUNT
 
 STUDY = STUDIES["recommended"]
 TASKS = tuple(dict.fromkeys(cell.task for cell in STUDY))
-VALIDATED = tuple(dict.fromkeys(cell.task for cell in STUDY if cell.further == "validation"))
 BY_TASK = {task: {(cell.method, cell.outliers): cell for cell in STUDY if cell.task == task} for task in TASKS}
 # in a tie the first: Laplace is what the paper argues for
 INFERENCES, SCORES = ("la", "map", "de"), ("none_share", "none", "max_prob")
@@ -40,7 +39,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Validated:
-    """A candidate's figures on validation data, by task, where they are there."""
+    """A candidate's figures on validation data, by task; nan where it is not there but others are."""
 
     candidate: Candidate
     fpr95: Mapping[str, float]
@@ -50,7 +49,7 @@ class Validated:
     @property
     def mean(self) -> float:
         """Of FPR95; nan where a task is missing."""
-        return float(np.mean([self.fpr95.get(task, math.nan) for task in VALIDATED]))
+        return float(np.mean([*self.fpr95.values()]))
 
     @property
     def eligible(self) -> bool:
@@ -59,7 +58,7 @@ class Validated:
     @property
     def standard_error(self) -> float:
         """Of the mean, over the draw of letters."""
-        return math.sqrt(sum(share * (1 - share) for share in self.fpr95.values()) / LETTER_COUNT) / len(VALIDATED)
+        return math.sqrt(sum(share * (1 - share) for share in self.fpr95.values()) / LETTER_COUNT) / len(self.fpr95)
 
     @property
     def preference(self) -> tuple[int, int, int]:
@@ -74,25 +73,27 @@ def scores_of(method: str) -> tuple[str, ...]:
 
 def validate(view: View) -> list[Validated]:
     """Every candidate of which something is there, best first; those that lack a task come last."""
-    there = {
-        made: cells
-        for made in CANDIDATES
-        if (cells := [cell for task in VALIDATED if view.seeds(cell := BY_TASK[task][made])])
-    }
-    accuracy = {
-        made: {cell.task: view.of(cell, VALIDATION, "accuracy").value for cell in cells}
-        for made, cells in there.items()
-    }
-    best = {task: max((each[task] for each in accuracy.values() if task in each), default=0.0) for task in VALIDATED}
+    there = {cell for cell in STUDY if view.seeds(cell)}
+    tasks = [task for task in TASKS if any(cell.task == task for cell in there)]
+
+    def figures(made: tuple[str, str | None], name: str, metric: str) -> dict[str, float]:
+        by_task = {task: BY_TASK[task][made] for task in tasks}
+        return {
+            task: view.of(cell, name, metric).value if cell in there else math.nan for task, cell in by_task.items()
+        }
+
+    some = [made for made in CANDIDATES if any(BY_TASK[task][made] in there for task in tasks)]
+    accuracy = {made: figures(made, VALIDATION, "accuracy") for made in some}
+    best = {task: float(np.nanmax([each[task] for each in accuracy.values()])) for task in tasks}
     found = []
-    for made, cells in there.items():
+    for made in some:
         # rounded, since what is allowed is still allowed
-        accurate = all(
-            round(best[task] - value - math.sqrt(best[task] * (1 - best[task]) / VALIDATION_COUNT), 6) <= ALLOWED
+        accurate = not any(
+            round(best[task] - value - math.sqrt(best[task] * (1 - best[task]) / VALIDATION_COUNT), 6) > ALLOWED
             for task, value in accuracy[made].items()
         )
         for score in scores_of(made[0]):
-            fpr95 = {cell.task: view.of(cell, PRINTED, scored("fpr95", score)).value for cell in cells}
+            fpr95 = figures(made, PRINTED, scored("fpr95", score))
             found.append(Validated(Candidate(*made, score), fpr95, accuracy[made], accurate))
     return sorted(found, key=lambda one: (math.inf if math.isnan(one.mean) else one.mean, one.preference))
 
@@ -129,13 +130,8 @@ def tasks_there(view: View) -> list[str]:
 
 
 def unvalidated(view: View) -> list[Cell]:
-    """What it takes to choose among all candidates."""
-    return [cell for task in VALIDATED for cell in BY_TASK[task].values() if not view.seeds(cell)]
-
-
-def lacking(view: View, candidate: Candidate) -> list[Cell]:
-    """What it takes to test the candidate on every task that is there."""
-    return [cell for task in tasks_there(view) if not _is_there(view, cell := candidate.cell(task))]
+    """What it takes to choose among all candidates, and to test the chosen one."""
+    return [cell for cell in STUDY if not view.seeds(cell)]
 
 
 def matched(cells: Sequence[Measured], candidates: Sequence[Candidate]) -> list[Measured]:

@@ -8,7 +8,7 @@ from demur.report.claims import CLAIMS, NO, PART, UNCLEAR, YES, Case, Claim, joi
 from demur.report.measured import Measured
 from demur.report.sections import markdown_table
 from demur.report.views import NOISE, View, ours, printed
-from demur.study.grid import CONVENTIONS, STUDIES, Cell, commands
+from demur.study.grid import CONVENTIONS, STUDIES, Cell, commands, split_further
 
 VERDICTS = {YES: "holds", PART: "holds in part", NO: "does not hold", UNCLEAR: "undecided"}
 WAITING = "waiting"
@@ -91,7 +91,9 @@ def _measured(used: Sequence[Measured]) -> str:
 
 
 def _legend(used: Sequence[Measured]) -> str:
-    features = {name for one in used for name in (*one.sets, one.about["trained_with"], one.cell.further)}
+    features = {
+        name for one in used for name in (*one.sets, one.about["trained_with"], *split_further(one.cell.further))
+    }
     differences = [text for name, text in SETUP.items() if name in features]
     missing = sorted({name for one in used for name in json.loads(one.about["missing"])})
     said = [

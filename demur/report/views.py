@@ -12,7 +12,7 @@ from demur.report.compare import outliers_of
 from demur.report.intervals import over_seeds
 from demur.report.measured import Measured
 from demur.report.render import per_cent
-from demur.study.grid import Cell
+from demur.study.grid import Cell, split_further
 from demur.study.published import (
     DEFAULT_OUTLIERS,
     LEFT_OUT,
@@ -108,7 +108,7 @@ def ours(cells: Sequence[Measured], convention: str) -> View:
 
     def seeds(cell: Cell) -> int:
         runs = found.get(place(cell.task, cell.method, outliers_of(cell)), {}).values()
-        return sum(one.cell.further is not None or cell.further is None for one in runs)
+        return sum({*split_further(cell.further)} <= {*split_further(one.cell.further)} for one in runs)
 
     def seconds(task: str, method: str) -> dict[int, float]:
         runs = found[place(task, method, DEFAULT_OUTLIERS[task])]

@@ -16,14 +16,14 @@ from typing import Any, Protocol
 import torch
 
 import demur
-from demur.checkpoint import checkpointed
+from demur.checkpoint import checkpointed, seconds_in
 from demur.inference import INFERENCES
 from demur.method import method_name
 from demur.posterior import Posterior, load, save
 from demur.predictive import predict
 from demur.study.conventions import Data, Fit, resolve
 from demur.study.further import FURTHER
-from demur.study.grid import Cell
+from demur.study.grid import Cell, split_further
 from demur.study.results import (
     POSTERIOR,
     Result,
@@ -41,7 +41,7 @@ from demur.tasks import load as load_task
 from demur.training import of_start_up
 
 CHECKPOINT, LOG = "checkpoint.safetensors", "log.txt"
-SECONDS = "seconds"  # what it took to fit, parts included
+SECONDS = "seconds"  # what it took to fit, parts and earlier tries included
 NAMES = {type(build()): name for name, build in INFERENCES.items()}
 
 
@@ -116,7 +116,7 @@ def fitted(fit: Fit, place: Place) -> Posterior:
         if (folder / POSTERIOR).exists():
             return load(folder / POSTERIOR, partial(fit.network, likelihood.num_outputs), place.device)
         parts = [fitted(part, place) for part in parts_of(fit)]
-        started = time.perf_counter()
+        started = time.perf_counter() - seconds_in(folder / CHECKPOINT)
         with checkpointed(folder / CHECKPOINT):
             posterior = fit.inference.fit(fit.network, likelihood, task, fit.recipe, parts)
         seconds = time.perf_counter() - started
@@ -156,8 +156,8 @@ def run_cell(cell: Cell, place: Place) -> Path:
                     **circumstances(place.device),
                 }
                 write_result(folder, cell, task.test.y, sets, record)
-    if cell.further is not None and not is_done(folder, cell.further):
-        add_further(cell.further, fit, place)
+    if not is_done(folder, cell.further):
+        add_further(cell, fit, place)
     with locked(folder):
         record = read_record(folder)
         if asdict(cell) not in record["cells"]:
@@ -169,15 +169,16 @@ def is_answered(cell: Cell, folder: Path) -> bool:
     return is_done(folder, cell.further) and asdict(cell) in read_record(folder)["cells"]
 
 
-def add_further(name: str, fit: Fit, place: Place) -> None:
-    """Predict more inputs with the posterior of a folder that is whole."""
+def add_further(cell: Cell, fit: Fit, place: Place) -> None:
+    """Predict those of the cell's further inputs that are not there, with the posterior of a folder that is whole."""
     folder, posterior = place.runs / folder_name(fit), fitted(fit, place)
     likelihood = fit.likelihood(load_data(fit.data, place.store, place.device).num_classes)
-    y, inputs = FURTHER[name](fit.data, place.store)
-    with locked(folder):
-        if not is_done(folder, name):
-            sets = {key: predict(posterior, likelihood, x.to(place.device)) for key, x in inputs.items()}
-            write_further(folder, name, y, sets)
+    for kind in split_further(cell.further):
+        with locked(folder):
+            if not is_done(folder, kind):
+                y, inputs = FURTHER[kind](fit.data, place.store)
+                sets = {name: predict(posterior, likelihood, x.to(place.device)) for name, x in inputs.items()}
+                write_further(folder, kind, y, sets)
 
 
 def circumstances(device: str) -> dict[str, Any]:

@@ -77,7 +77,8 @@ def setting(task: str, method: str) -> Setting:
 class Cell:
     """One entry of a table: a method on a task, under a convention. None means the task's own.
 
-    `further` names inputs to predict beside the task's own sets (see further.py); the network is the same without.
+    `further` names inputs to predict beside the task's own sets (see further.py), joined by "+" in sorted order if they
+    are of several kinds; the network is the same without.
     """
 
     task: str
@@ -88,6 +89,16 @@ class Cell:
     epochs: int | None = None
     limit: int | None = None
     further: str | None = None
+
+
+def split_further(further: str | None) -> tuple[str, ...]:
+    """The kinds of further inputs; none where it is None."""
+    return tuple(further.split("+")) if further else ()
+
+
+def join_further(kinds: Iterable[str]) -> str | None:
+    """The reverse: each kind once, in sorted order."""
+    return "+".join(sorted(set(kinds))) or None
 
 
 BAYESIAN = tuple(first + second for first in ("vb", "la") for second in ("", "+nc", "+sl", "+ml", "+oe"))
@@ -115,13 +126,11 @@ def cells(
 
 
 def union(studies: Iterable[Sequence[Cell]]) -> tuple[Cell, ...]:
-    """Every cell once, with the further inputs that any study asks of it."""
-    found: dict[Cell, Cell] = {}
+    """Every cell once, with all the further inputs that studies ask of it."""
+    found: dict[Cell, set[str]] = {}
     for cell in chain.from_iterable(studies):
-        bare = replace(cell, further=None)
-        if bare not in found or cell.further:
-            found[bare] = cell
-    return tuple(found.values())
+        found.setdefault(replace(cell, further=None), set()).update(split_further(cell.further))
+    return tuple(replace(bare, further=join_further(kinds)) for bare, kinds in found.items())
 
 
 _images = cells(IMAGES, PAPER_ROWS)
@@ -138,9 +147,8 @@ _single: Mapping[str, tuple[Cell, ...]] = {
     "shift": cells(("cifar10",), PAPER_ROWS, further="shift"),
     # what might be better than anything published; chosen by validation data
     "recommended": tuple(
-        Cell(task, method, outliers=outliers, further=further)
-        for task, further in (("mnist", "validation"), ("fashion_mnist", "validation"), ("cifar10", None))
-        for method, outliers in CANDIDATES
+        Cell(task, method, outliers=outliers, further="validation")
+        for task, (method, outliers) in product(("mnist", "fashion_mnist", "cifar10"), CANDIDATES)
     ),
 }
 STUDIES: Mapping[str, tuple[Cell, ...]] = MappingProxyType({**_single, "all": union(_single.values())})
@@ -193,12 +201,14 @@ def select(
 def commands(cells: Iterable[Cell]) -> list[str]:
     """What to type to have these cells made, the reverse of `select`: whole studies first, then methods by name.
 
-    A cell that no study has, such as one with outliers of one's own, has no command.
+    A cell that no study has, such as one with outliers of one's own, has no command; one with several kinds of further
+    inputs has one for each, since a single study asks for one kind at most.
     """
     seeds: dict[Cell, int] = {}
     for cell in cells:
-        first = replace(cell, seed=0)
-        seeds[first] = max(seeds.get(first, 0), cell.seed + 1)
+        for kind in split_further(cell.further) or (None,):
+            first = replace(cell, seed=0, further=kind)
+            seeds[first] = max(seeds.get(first, 0), cell.seed + 1)
     groups: dict[tuple[int | None, int | None, int, str], set[Cell]] = {}
     for cell, count in seeds.items():
         place = cell.epochs, cell.limit, count, cell.task

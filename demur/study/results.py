@@ -5,7 +5,7 @@ import inspect
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from demur.metrics import Prediction
 from demur.study.conventions import Fit
-from demur.study.grid import Cell
+from demur.study.grid import Cell, join_further, split_further
 
 PREDICTIONS, RECORD, POSTERIOR = "predictions.safetensors", "cell.json", "posterior.safetensors"
 SHARD = 15 * 2**20  # bytes of a packed file
@@ -32,14 +32,14 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Result:
-    """A cell and what was predicted; `record` is its cell.json, `further` what else the cell was asked."""
+    """A cell and what was predicted; `record` is its cell.json, `further` what else it was asked, by kind."""
 
     cell: Cell
     y: Tensor
     test: Prediction
     ood: Mapping[str, Prediction]
     record: Mapping[str, Any]
-    further: Predicted | None = None
+    further: Mapping[str, Predicted] = field(default_factory=dict)
 
 
 def describe(value: Any) -> Any:
@@ -133,17 +133,21 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def is_done(folder: Path, further: str | None = None) -> bool:
-    """Whether the folder is whole, and has the further predictions that are asked for."""
-    return (folder / RECORD).exists() and (further is None or further in read_record(folder).get("further", {}))
+    """Whether the folder is whole, and has all the further predictions that are asked for."""
+    return (folder / RECORD).exists() and {*split_further(further)} <= read_record(folder).get("further", {}).keys()
 
 
 def read_result(folder: Path, cell: Cell) -> Result:
+    """The cell's predictions, with those of its further inputs that the folder has."""
     record = read_record(folder)
     main = read_predictions(folder / PREDICTIONS, record["sets"])
     ood = {name.removeprefix("ood/"): one for name, one in main.sets.items() if name.startswith("ood/")}
-    further = None
-    if cell.further is not None:
-        further = read_predictions(folder / file_of(cell.further), record["further"][cell.further])
+    there = record.get("further", {})
+    further = {
+        kind: read_predictions(folder / file_of(kind), there[kind])
+        for kind in split_further(cell.further)
+        if kind in there
+    }
     return Result(cell, main.y, main.sets["test"], ood, record, further)
 
 
@@ -152,7 +156,7 @@ def find_cells(runs: Path) -> list[tuple[Path, Cell]]:
     found = []
     for path in sorted(runs.glob(f"*/{RECORD}"), key=lambda path: path.stat().st_mtime_ns):
         record = read_record(path.parent)
-        further = next(iter(record.get("further", {})), None)
+        further = join_further(record.get("further", {}))
         asked = dict.fromkeys(replace(Cell(**cell), further=further) for cell in record["cells"])
         found += [(path.parent, cell) for cell in asked]
     return sorted(found, key=lambda pair: [str(value) for value in asdict(pair[1]).values()])
