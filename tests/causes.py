@@ -20,11 +20,13 @@ from demur.metrics import METRICS, ood_metrics
 from demur.predictive import predict
 from demur.study.conventions import resolve
 from demur.study.engine import load_data
-from demur.study.grid import CONVENTIONS, Cell
+from demur.study.grid import CONVENTIONS, SETTINGS, WIDE_RESNET, Cell
 from demur.study.run import FAR_AWAY
 from demur.tasks import Store
 from demur.tasks.base import Fixed
 from demur.tasks.images import CroppedOrResized
+
+WIDE = [task for task, settings in SETTINGS.items() if settings is WIDE_RESNET]
 
 
 def main() -> None:
@@ -33,7 +35,9 @@ def main() -> None:
     parser.add_argument("task")
     parser.add_argument("method")
     parser.add_argument("--convention", choices=CONVENTIONS, default="published")
-    parser.add_argument("--augmentation", choices=("on", "off"), default="on")
+    parser.add_argument(
+        "--augmentation", choices=("on", "inliers", "off"), default="on", help="inliers: of these alone"
+    )
     parser.add_argument("--photographs", type=int, help="so many of the training outliers, drawn at random")
     parser.add_argument("--kinds", type=int, help="training outliers of so many of their classes, drawn at random")
     parser.add_argument("--width", type=int, help="of a wide residual network; the paper's is 4")
@@ -48,13 +52,19 @@ def main() -> None:
     cell = Cell(given.task, given.method, given.seed, given.convention, epochs=given.epochs, limit=given.limit)
     fit = resolve(cell, store)
     if given.width:
+        if given.task not in WIDE:
+            parser.error(f"--width {given.width}: the network of {given.task} has none; leave it out")
         fit = replace(fit, network=partial(fit.network, width=given.width))
     task = load_data(fit.data, store, given.device)
     if given.augmentation == "off":
         task = replace(task, augment=None)
+    if given.augmentation == "inliers" and (augment := task.augment):
+        task = replace(task, augment=lambda x, draw: torch.cat([augment(x[: len(x) // 2], draw), x[len(x) // 2 :]]))
     rows = torch.randperm(task.outliers.shape[0], generator=torch.Generator().manual_seed(0))
     if given.kinds:
         _, kinds = store.images(task.trained_with, "train")
+        if kinds is None or given.kinds > kinds.max() + 1:
+            parser.error(f"--kinds {given.kinds}: {task.trained_with} has fewer kinds; ask for fewer")
         some = torch.randperm(int(kinds.max()) + 1, generator=torch.Generator().manual_seed(0))[: given.kinds]
         rows = rows[torch.isin(kinds[rows], some)]
     if given.photographs:

@@ -13,7 +13,7 @@ from demur.report.compare import outliers_of
 from demur.report.measured import Measured, Value, cells_csv, read_tables, results_csv
 from demur.report.page import write_report
 from demur.report.verdicts import _waiting, claims_document, examine
-from demur.report.views import MAJORITY, NOISE, Known, _printed, ours, printed
+from demur.report.views import MAJORITY, NOISE, Known, _printed, matched, ours, printed
 from demur.study.grid import CONVENTIONS, STUDIES, Cell, select
 from demur.study.published import LEFT_OUT, MEAN, SHIFT_SETS, TEST, mean_but
 from demur.study.run import FAR_AWAY
@@ -319,3 +319,17 @@ def test_the_document_is_made_from_the_tables_alone(tmp_path: Path):
 def test_without_any_of_its_cells_there_is_no_document():
     digits = made(STUDIES["digits"])
     assert claims_document(digits) is None
+
+
+def test_methods_are_compared_over_the_seeds_that_all_have():
+    """A second network of one method, as good as the first, does not make a claim less certain."""
+    claim = titled("Plain Bayesian")
+    cells = made([cell for cell in claim.cells if cell.convention == "corrected"])
+    again = made([Cell("mnist", "map+oe", 1)], lambda cell, *place: as_claimed(cell, *place) * 1.1)
+    text, more = claims_document(cells), claims_document([*cells, *again])
+    assert text is not None
+    assert more is not None
+    assert "mnist 1 to 2/0" in more
+    assert more.replace("mnist 1 to 2/0", "mnist 1/0") == text
+    both = [one for one in [*cells, *again] if one.cell.method == "map+oe" and one.cell.task == "mnist"]
+    assert matched(both, claim.cells) == both

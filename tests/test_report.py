@@ -474,6 +474,17 @@ def test_of_another_folder_nothing_stays(tmp_path: Path):
     assert gather([old, new]) == gather([new])
 
 
+def test_of_another_network_nothing_stays(tmp_path: Path):
+    cell = Cell("cifar10", "la+nc")
+    old = write_runs([make_result(replace(cell, further="shift"))], tmp_path / "old")
+    again = make_result(replace(cell, further="validation"))
+    other = replace(again.test, probs=again.test.probs.roll(1, -1))  # trained once more: its folder has the same name
+    new = write_runs([replace(again, test=other)], tmp_path / "new")
+    (one,) = gather([old, new])
+    assert one.cell.further == "validation"
+    assert [one] == gather([new])
+
+
 def test_tables_of_different_cells_are_refused(tmp_path: Path):
     write_report(gather([write_runs([make_result(Cell("mnist", "map"))], tmp_path / "runs")]), tmp_path / "out")
     with (tmp_path / "out" / "results.csv").open("a") as file:

@@ -150,6 +150,8 @@ def test_commands_are_few():
         "demur study shift --task cifar10 --convention corrected --method la+nc",
         "demur study recommended --task cifar10 --convention corrected --outliers usual --method la+nc",
     ]
+    shared = Cell("cifar10", "de+nc", convention="published", further="validation")  # asked of the corrected one alone
+    assert commands([shared]) == ["demur study aux --task cifar10 --convention published --method de+nc"]
 
 
 def test_outliers_that_a_study_lacks_are_refused():

@@ -263,6 +263,15 @@ def test_seconds_before_a_stop_are_in_the_record(place: Place, monkeypatch: pyte
     assert 1_000 < record["seconds"]["fit"] < 1_100
 
 
+def test_a_cell_is_answered_whatever_further_inputs_others_asked_for(place: Place):
+    cell = Cell("blobs", "la+nc", epochs=1)
+    folder = run_cell(replace(cell, further="plane"), place)
+    assert engine.is_answered(cell, folder)
+    run_cell(cell, place)
+    assert len(json.loads((folder / "cell.json").read_text())["cells"]) == 1
+    assert not engine.is_answered(replace(cell, convention="published"), folder)
+
+
 def test_the_record_says_how_it_was_made(place: Place):
     folder = run_cell(quick("la+nc")[0], place)
     record = json.loads((folder / "cell.json").read_text())

@@ -14,7 +14,7 @@ from demur.study.further import LETTER_COUNT, PRINTED, VALIDATION
 from demur.study.grid import CANDIDATES, STUDIES, Cell
 from demur.study.published import OOD_SETS, TEST, Row, mean_but
 from demur.study.run import FAR_AWAY
-from demur.tasks.images import VALIDATION_COUNT
+from demur.tasks.images import STAND_INS, VALIDATION_COUNT
 
 STUDY = STUDIES["recommended"]
 TASKS = tuple(dict.fromkeys(cell.task for cell in STUDY))
@@ -134,34 +134,35 @@ def unvalidated(view: View) -> list[Cell]:
     return [cell for cell in STUDY if not view.seeds(cell)]
 
 
-def matched(cells: Sequence[Measured], candidates: Sequence[Candidate]) -> list[Measured]:
-    """The cells of those training seeds that all of the candidates have, of those that are there, task by task."""
-    seeds: dict[str, set[int]] = {}
-    for task in TASKS:
-        for candidate in candidates:
-            cell = replace(candidate.cell(task), further=None)
-            found = {one.cell.seed for one in cells if replace(one.cell, seed=0, further=None) == cell}
-            if found:
-                seeds[task] = seeds.get(task, found) & found
-    return [one for one in cells if one.cell.task not in seeds or one.cell.seed in seeds[one.cell.task]]
-
-
 def trained_with(candidates: Iterable[Candidate], task: str) -> list[str]:
     """Those of the task's OOD sets that some of the candidates were shown in training."""
     shown = {name for candidate in candidates for name in (candidate.outliers or "").split("+")}
     return [name for name in OOD_SETS[task] if name in shown]
 
 
-def measure(view: View, candidate: Candidate, task: str, seen: Collection[str]) -> Tested | None:
-    """Over the OOD sets but those `seen` in training; None where the cell is not there."""
-    cell, plain = candidate.cell(task), Cell(task, "map")
+def replaced(cells: Iterable[Measured], task: str) -> list[str]:
+    """Those of the paper's OOD sets for which another stands in."""
+    sets = {name for one in cells if one.cell.task == task for name in one.sets}
+    return [name for name in OOD_SETS[task] if STAND_INS.get(name) in sets]
+
+
+def measure(
+    view: View, candidate: Candidate, task: str, seen: Collection[str], others: Collection[str] = ()
+) -> Tested | None:
+    """Over the OOD sets but those `seen` in training, and but `others`; None where the cell is not there."""
+    cell, plain, metric = candidate.cell(task), Cell(task, "map"), scored("fpr95", candidate.score)
     if not _is_there(view, cell):
         return None
-    sets = view.sets(cell, seen)
+    sets = view.sets(cell, [*seen, *others])
+    fpr95 = view.of(cell, mean_but(*seen), metric)
+    if others:
+        each = [view.of(cell, name, metric) for name in sets]
+        # as if the sets' errors went together, which they do in part: the inliers are the same
+        fpr95 = Known(float(np.mean([one.value for one in each])), float(np.mean([one.half for one in each])))
     return Tested(
         view.of(cell, TEST, "accuracy"),
         view.of(plain, TEST, "accuracy") if view.seeds(plain) else None,
-        view.of(cell, mean_but(*seen), scored("fpr95", candidate.score)),
+        fpr95,
         view.of(cell, FAR_AWAY, scored("fpr95", candidate.score)),
         {score: best_printed(task, score, sets) for score in ("max_prob", "none")},
     )

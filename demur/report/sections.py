@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from demur.report.measured import Measured
 from demur.report.recommended import (
+    TASKS,
     Candidate,
+    Tested,
     Validated,
-    matched,
     measure,
     recommended,
+    replaced,
     standing,
     tasks_there,
     trained_with,
@@ -18,7 +20,7 @@ from demur.report.recommended import (
     validate,
 )
 from demur.report.render import per_cent
-from demur.report.views import Known, View, ours, printed, printed_mean
+from demur.report.views import Known, View, matched, ours, printed, printed_mean
 from demur.study.grid import Cell, commands
 from demur.study.published import TEST, Row, mean_but
 from demur.tasks import IMAGES
@@ -70,10 +72,13 @@ def agreement(cells: Sequence[Measured]) -> Iterator[str]:
         pairs = beside_the_paper(view, cell)
         far = [name for name, pair in pairs.items() if not is_near(*pair, LIMITS[name])]
         near.setdefault(cell.task, []).extend(name not in far for name in pairs)
-        by_set += [f"FPR95 of {cell.task}, `{cell.method}`, differs by set: {_by_set(view, cell)}"] * ("FPR95" in far)
+        collapsed = any(mine.collapsed for mine, _ in pairs.values())
+        if "FPR95" in far and not collapsed:
+            by_set.append(f"FPR95 of {cell.task}, `{cell.method}`, differs by set: {_by_set(view, cell)}")
         figures = (_pair(*pairs[name]) if name in pairs else "–" for name in LIMITS)
         mark = MARK * (view.convention == "corrected")
-        rows.append([cell.task, f"`{cell.method}`{mark}", *figures, f"no: {', '.join(far)}" if far else "yes"])
+        answer = "collapsed" if collapsed else f"no: {', '.join(far)}" if far else "yes"
+        rows.append([cell.task, f"`{cell.method}`{mark}", str(view.seeds(cell)), *figures, answer])
     if not rows:
         return
     yield "## Agreement with the paper"
@@ -84,7 +89,7 @@ def agreement(cells: Sequence[Measured]) -> Iterator[str]:
         f"OOD sets but {LUCK} noise, where one network's luck moves it by up to 100 points. Within limits is what "
         f"differs by at most {', '.join(f'{100 * limit:.0f} of {name}' for name, limit in LIMITS.items())}, in points."
     )
-    yield markdown_table(["task", "method", *LIMITS, "within limits"], rows)
+    yield markdown_table(["task", "method", "seeds", *LIMITS, "within limits"], rows)
     counted = (f"{sum(each)} of {len(each)} on {task}" for task, each in near.items())
     marked = any(row[1].endswith(MARK) for row in rows)
     yield remarks(
@@ -92,6 +97,8 @@ def agreement(cells: Sequence[Measured]) -> Iterator[str]:
             f"In per cent: measured; below, printed and difference. {HALF}",
             f"Figures within limits: {', '.join(counted)}",
             *by_set,
+            *["Collapsed, ‡, is a classifier no more accurate than always answering the most frequent class"]
+            * any(row[-1] == "collapsed" for row in rows),
             *stand_ins(cells, list(near)),
             *[f"{MARK} Trained in the corrected convention: there is none in the published one"] * marked,
         ]
@@ -146,11 +153,11 @@ def better(cells: Sequence[Measured]) -> Iterator[str]:
         "training), the order is Laplace, MAP, ensembles, then `none_share`, `none`, `max_prob`, then fewer sources of "
         "outliers."
     )
-    head = ["method", "outliers", "score", "mean FPR95", *(f"FPR95<br>{task}" for task in tasks)]
-    head += [*(f"accuracy<br>{task}" for task in tasks), ""]
+    head = ["method", "outliers", "score", "", "mean FPR95"]
+    head += [f"{what}<br>{task}" for what in ("FPR95", "accuracy") for task in tasks]
     yield markdown_table(head, [_validation(one, one.candidate == chosen) for one in validated])
     yield f"On test data, {_title(chosen)}:"
-    yield _test(ours(matched(cells, [chosen]), "corrected"), chosen)
+    yield _test(matched(cells, [chosen.cell(task) for task in TASKS]), chosen)
     best: dict[tuple[str, str | None], Candidate] = {}
     for one in validated:
         best.setdefault(one.candidate[:2], one.candidate)
@@ -162,16 +169,19 @@ def better(cells: Sequence[Measured]) -> Iterator[str]:
         f"this. Mean FPR95 over the OOD sets that none of them was trained with{without}, of the training seeds that "
         "all have; below, accuracy and FPR95 far away:"
     )
-    yield _all_tested(ours(matched(cells, candidates), "corrected"), candidates)
+    compared = matched(cells, [candidate.cell(task) for candidate in candidates for task in TASKS])
+    yield _all_tested(ours(compared, "corrected"), candidates)
     missing = commands(unvalidated(view))
     yield remarks(
         [
             f"In per cent; {HALF}. With one seed the luck of training is not in it",
+            "What waits was not validated on all of these tasks",
             "FPR95 is the mean over the paper's OOD sets but those trained with; the paper's best is the least such "
             "mean of all its rows, in whichever table, by max probability and by the none mass, a column that its "
             "source has and its pages do not show",
-            "Ahead, level or behind: by the ±. Far away is FPR95 on noise 5,000 times as bright as any picture, which "
-            "no mean counts: there a score of the none mass can fail altogether",
+            "Ahead, level or behind: by the ±; below, the same without the sets for which others stand in. Far away is "
+            "FPR95 on noise 5,000 times as bright as any picture, which no mean counts: there a score of the none mass "
+            "can fail altogether",
             *stand_ins(cells, tasks_there(view)),
             *[f"Not there yet: {', '.join(f'`{command}`' for command in missing)}"] * bool(missing),
         ]
@@ -192,24 +202,31 @@ def _validation(one: Validated, is_chosen: bool) -> list[str]:
     remark = "**chosen**" if is_chosen else "waits" if waits else "" if one.accurate else "out: accuracy"
     method, outliers, score = one.candidate
     shown = ("–" if math.isnan(figure) else per_cent(figure) for figure in figures)
-    return [f"`{method}`", outliers or "the usual", f"`{score}`", *shown, remark]
+    return [f"`{method}`", outliers or "the usual", f"`{score}`", remark, *shown]
 
 
-def _test(view: View, candidate: Candidate) -> str:
-    rows = []
+def _test(cells: Sequence[Measured], candidate: Candidate) -> str:
+    view, rows = ours(cells, "corrected"), []
     for task in tasks_there(view):
-        found = measure(view, candidate, task, trained_with([candidate], task))
+        seen, others = trained_with([candidate], task), replaced(cells, task)
+        found = measure(view, candidate, task, seen)
         if found is None:
             rows.append([task, *["–"] * 6])
             continue
         to_map = "–" if found.plain is None else signed(found.accuracy.value - found.plain.value)
-        beside = (
-            "–" if best is None else f"`{best[0].method}` {best[1].text()}: **{standing(found.fpr95, best[1])}**"
-            for best in found.printed.values()
-        )
-        rows.append([task, with_half(found.accuracy), to_map, with_half(found.fpr95), *beside, found.far_away.text()])
+        without = [one for one in [measure(view, candidate, task, seen, others)] if one and others]
+        compared = map("<br>".join, zip(*(_beside(one) for one in (found, *without)), strict=True))
+        rows.append([task, with_half(found.accuracy), to_map, *compared, found.far_away.text()])
     head = ["task", "accuracy", "against `map`", "mean FPR95", "the paper's best", "its best by none mass", "far away"]
     return markdown_table(head, rows)
+
+
+def _beside(found: Tested) -> list[str]:
+    best = (
+        "–" if best is None else f"`{best[0].method}` {best[1].text()}: **{standing(found.fpr95, best[1])}**"
+        for best in found.printed.values()
+    )
+    return [with_half(found.fpr95), *best]
 
 
 def _all_tested(view: View, candidates: Sequence[Candidate]) -> str:

@@ -1,13 +1,14 @@
 """claims.md: the verdict on every claim, in both conventions and by the paper's own figures, and what it rests on."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from demur.report.claims import CLAIMS, NO, PART, UNCLEAR, YES, Case, Claim, joint, so_far
 from demur.report.measured import Measured
 from demur.report.sections import markdown_table
-from demur.report.views import NOISE, View, ours, printed
+from demur.report.views import NOISE, View, matched, ours, printed
 from demur.study.grid import CONVENTIONS, STUDIES, Cell, commands, split_further
 
 VERDICTS = {YES: "holds", PART: "holds in part", NO: "does not hold", UNCLEAR: "undecided"}
@@ -53,8 +54,11 @@ def examine(claim: Claim, view: View) -> Tested:
 
 def claims_document(cells: Sequence[Measured]) -> str | None:
     """Markdown, from figures alone; None where no claim can be tested."""
-    measured, paper = [ours(cells, convention) for convention in CONVENTIONS], printed()
-    tested = {claim: [examine(claim, view) for view in (*measured, *[paper] * claim.is_printed)] for claim in CLAIMS}
+    measured, tested = [ours(cells, convention) for convention in CONVENTIONS], {}
+    for claim in CLAIMS:
+        compared = matched(cells, claim.cells)
+        views = [*(ours(compared, convention) for convention in CONVENTIONS), *[printed()] * claim.is_printed]
+        tested[claim] = [examine(claim, view) for view in views]
     if all(one.verdict == WAITING for columns in tested.values() for one in columns[: len(measured)]):
         return None
     needed = list(dict.fromkeys(_bare(cell) for claim in CLAIMS for cell in claim.cells))
@@ -81,13 +85,19 @@ def _bare(cell: Cell) -> Cell:
 
 def _measured(used: Sequence[Measured]) -> str:
     """Tasks, seeds and device."""
-    seeds: dict[str, dict[str, set[int]]] = {}
+    seeds: dict[str, dict[str, Counter[Cell]]] = {}
     for one in used:
         task = one.cell.task + f" with {one.cell.outliers} noise" * (one.cell.outliers == NOISE)
-        seeds.setdefault(task, {name: set() for name in CONVENTIONS})[one.cell.convention].add(one.cell.seed)
-    tasks = (f"{task} {'/'.join(str(len(count)) for count in counts.values())}" for task, counts in seeds.items())
+        by_convention = seeds.setdefault(task, {name: Counter() for name in CONVENTIONS})
+        by_convention[one.cell.convention][_bare(one.cell)] += 1
+    tasks = (f"{task} {'/'.join(map(_range, counts.values()))}" for task, counts in seeds.items())
     devices = ", ".join(sorted({one.about["device"] for one in used}))
     return f"{devices} (training seeds, {'/'.join(CONVENTIONS)}: {', '.join(tasks)})"
+
+
+def _range(counts: Counter[Cell]) -> str:
+    least, most = min(counts.values(), default=0), max(counts.values(), default=0)
+    return str(most) if least == most else f"{least} to {most}"
 
 
 def _legend(used: Sequence[Measured]) -> str:
@@ -102,9 +112,9 @@ def _legend(used: Sequence[Measured]) -> str:
         "A claim **holds** if all its tests say yes, **in part** if some do, **not** if none does; it is undecided if "
         "most are not clear. A line without a bold word stands beside and does not count, such as what is there *so "
         "far* of a task that lacks some of the claim's cells.",
-        "In per cent, means over training seeds. FPR95 is the share of outliers that pass where 95 % of the inliers "
-        "do: less is better. ‡ is a collapsed classifier, no more accurate than always answering the most frequent "
-        "class; it never says yes.",
+        "In per cent, means over training seeds, those that all of a claim's cells of a task have. FPR95 is the share "
+        "of outliers that pass where 95 % of the inliers do: less is better. ‡ is a collapsed classifier, no more "
+        "accurate than always answering the most frequent class; it never says yes.",
         "† is a verdict that rests in part on one network per method: with one training seed, the luck of training is "
         "not in its ±.",
         "Two figures differ *clearly* if by more than their ± together (in squares); where a test asks that one be not "

@@ -2,8 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -116,6 +116,19 @@ def ours(cells: Sequence[Measured], convention: str) -> View:
 
     eces = ("ece", "ece_published") if convention == "corrected" else ("ece_published", "ece")
     return View(convention, look, seeds, seconds, eces)
+
+
+def matched(cells: Sequence[Measured], compared: Iterable[Cell]) -> list[Measured]:
+    """The cells of those training seeds that all of the compared have, of those that are there, task by task."""
+    there: dict[Cell, set[int]] = {}
+    for one in cells:
+        there.setdefault(replace(one.cell, seed=0, further=None), set()).add(one.cell.seed)
+    seeds: dict[tuple[str, str], set[int]] = {}
+    for cell in compared:
+        if found := there.get(replace(cell, seed=0, further=None)):
+            where = cell.task, cell.convention
+            seeds[where] = seeds.get(where, found) & found
+    return [one for one in cells if one.cell.seed in seeds.get((one.cell.task, one.cell.convention), {one.cell.seed})]
 
 
 def place(task: str, method: str, outliers: str) -> tuple[str, str, str]:

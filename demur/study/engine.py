@@ -6,7 +6,7 @@ import subprocess
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
@@ -160,13 +160,18 @@ def run_cell(cell: Cell, place: Place) -> Path:
         add_further(cell, fit, place)
     with locked(folder):
         record = read_record(folder)
-        if asdict(cell) not in record["cells"]:
+        if not is_among(cell, record):
             write_record(folder, {**record, "cells": [*record["cells"], asdict(cell)]})
     return folder
 
 
 def is_answered(cell: Cell, folder: Path) -> bool:
-    return is_done(folder, cell.further) and asdict(cell) in read_record(folder)["cells"]
+    return is_done(folder, cell.further) and is_among(cell, read_record(folder))
+
+
+def is_among(cell: Cell, record: Mapping[str, Any]) -> bool:
+    """Whether the folder of this record has been asked for the cell; what further inputs it has is told elsewhere."""
+    return asdict(cell) | {"further": None} in [asked | {"further": None} for asked in record["cells"]]
 
 
 def add_further(cell: Cell, fit: Fit, place: Place) -> None:

@@ -202,12 +202,14 @@ def commands(cells: Iterable[Cell]) -> list[str]:
     """What to type to have these cells made, the reverse of `select`: whole studies first, then methods by name.
 
     A cell that no study has, such as one with outliers of one's own, has no command; one with several kinds of further
-    inputs has one for each, since a single study asks for one kind at most.
+    inputs has one for each, since a single study asks for one kind at most. Kinds that no study asks of the cell, which
+    may share its folder with one that has them, are passed over.
     """
-    seeds: dict[Cell, int] = {}
+    asked, seeds = set(chain.from_iterable(_single.values())), dict[Cell, int]()
     for cell in cells:
-        for kind in split_further(cell.further) or (None,):
-            first = replace(cell, seed=0, further=kind)
+        bare = replace(cell, seed=0, further=None)
+        kinds = [replace(bare, further=kind) for kind in split_further(cell.further)]
+        for first in [one for one in kinds if replace(one, epochs=None, limit=None) in asked] or [bare]:
             seeds[first] = max(seeds.get(first, 0), cell.seed + 1)
     groups: dict[tuple[int | None, int | None, int, str], set[Cell]] = {}
     for cell, count in seeds.items():
