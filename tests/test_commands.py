@@ -105,6 +105,7 @@ def test_fit_predict_evaluate(tmp_path, kind):
     assert figures["shown", "", "kept"] < 0.1
     assert sum(figures["other", "", name] for name in ("kept", "unsure", "unknown")) == pytest.approx(1)
     assert figures["shown", "none_share", "auroc"] > 0.9
+    assert next(score for name, score, _ in figures if score) == "none_share"  # what is refused by comes first
     page = (report / "index.html").read_text("utf-8")
     assert page.count("<figure ") == 3
     assert "http" not in page.replace("http://www.w3.org", "")  # needs no network

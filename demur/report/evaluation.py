@@ -95,10 +95,17 @@ class Evaluation:
         return {
             name: {
                 score: {metric: getattr(Separation(-inside, -outside), metric) for metric in AGAINST}
-                for score, inside, outside in scored(self.inside, prediction)
+                for score, inside, outside in self.scored(prediction)
             }
             for name, prediction in self.ood.items()
         }
+
+    def scored(self, outside: Prediction) -> Iterator[tuple[str, Array, Array]]:
+        """Every score that the model has, on inliers and on these; first the one that is refused by."""
+        for name in sorted(SCORES, key=lambda name: name != self.thresholds.score):
+            values, others = SCORES[name](self.inside), SCORES[name](outside)
+            if values is not None and others is not None:
+                yield name, values, others
 
     @property
     def right(self) -> np.ndarray:
@@ -145,14 +152,6 @@ def joined(parts: Sequence[Prediction]) -> Prediction:
         torch.cat(none) if none else None,
         torch.cat([part.expected_entropy for part in parts]),
     )
-
-
-def scored(inside: Prediction, outside: Prediction) -> Iterator[tuple[str, Array, Array]]:
-    """Every score that the model has, on both."""
-    for name, score in SCORES.items():
-        values, others = score(inside), score(outside)
-        if values is not None and others is not None:
-            yield name, values, others
 
 
 def write_evaluation(evaluation: Evaluation, out: Path) -> None:
@@ -309,7 +308,7 @@ def draw_roc(evaluation: Evaluation) -> Figure:
     with one_column_wide(height=0.6 + 1.45 * -(-len(evaluation.ood) // 2)) as figure:
         axes = panels(figure, len(evaluation.ood), columns=min(2, len(evaluation.ood)))
         for axis, (name, prediction) in zip(axes, evaluation.ood.items(), strict=True):
-            for score, inside, outside in scored(evaluation.inside, prediction):
+            for score, inside, outside in evaluation.scored(prediction):
                 thresholds = np.quantile(np.concatenate([inside, outside]), np.linspace(0, 1, 401))
                 below = (np.searchsorted(np.sort(side), thresholds, "right") / len(side) for side in (outside, inside))
                 axis.plot(*(100 * np.append(0.0, kept) for kept in below), color=COLOURS[score], label=score)
