@@ -15,18 +15,31 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from demur.metrics import METRICS, ood_metrics
+from demur.networks import Network
 from demur.predictive import predict
 from demur.study.conventions import resolve
 from demur.study.engine import load_data
 from demur.study.grid import CONVENTIONS, SETTINGS, WIDE_RESNET, Cell
 from demur.study.run import FAR_AWAY
-from demur.tasks import Store
+from demur.tasks import Store, load
 from demur.tasks.base import Fixed
 from demur.tasks.images import CroppedOrResized
 
 WIDE = [task for task, settings in SETTINGS.items() if settings is WIDE_RESNET]
+
+
+class Apart(nn.Module):
+    """Inliers and outliers are normalised each by their own statistics in training, as two batches would be."""
+
+    def __init__(self, network: Network, outputs: int) -> None:
+        super().__init__()
+        self.network = network(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.network(part) for part in x.chunk(2)]) if self.training else self.network(x)
 
 
 def main() -> None:
@@ -40,7 +53,10 @@ def main() -> None:
     )
     parser.add_argument("--photographs", type=int, help="so many of the training outliers, drawn at random")
     parser.add_argument("--kinds", type=int, help="training outliers of so many of their classes, drawn at random")
+    parser.add_argument("--overlap", choices=("on", "off"), default="on", help="off: no outliers of the task's classes")
     parser.add_argument("--width", type=int, help="of a wide residual network; the paper's is 4")
+    parser.add_argument("--dropout", type=float, help="of a wide residual network; the paper's is 0.3")
+    parser.add_argument("--passes", type=int, choices=(1, 2), default=1, help="2: inliers and outliers one by one")
     parser.add_argument("--crops", choices=("on", "off"), default="on", help="of photographs larger than the inliers")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--limit", type=int)
@@ -51,11 +67,18 @@ def main() -> None:
     store = Store(given.data)
     cell = Cell(given.task, given.method, given.seed, given.convention, epochs=given.epochs, limit=given.limit)
     fit = resolve(cell, store)
-    if given.width:
-        if given.task not in WIDE:
-            parser.error(f"--width {given.width}: the network of {given.task} has none; leave it out")
-        fit = replace(fit, network=partial(fit.network, width=given.width))
+    for name in ("width", "dropout"):
+        if (value := getattr(given, name)) is not None:
+            if given.task not in WIDE:
+                parser.error(f"--{name} {value}: the network of {given.task} has none; leave it out")
+            fit = replace(fit, network=partial(fit.network, **{name: value}))
+    if given.passes == 2:
+        fit = replace(fit, network=partial(Apart, fit.network))
     task = load_data(fit.data, store, given.device)
+    if given.overlap == "off":
+        if given.kinds:
+            parser.error(f"--overlap off: not with --kinds {given.kinds}; leave one out")
+        task = load(given.task, store=store, limit=given.limit, exclude_overlap=True).to(given.device)
     if given.augmentation == "off":
         task = replace(task, augment=None)
     if given.augmentation == "inliers" and (augment := task.augment):
