@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import typer
 from typer.core import TyperCommand
@@ -45,10 +45,21 @@ DeviceName = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto take
 Seed = Annotated[int, typer.Option(min=0, help="Of initialisation, batches and draws.")]
 
 
+USAGE_ERROR = cast(type[typer.BadParameter], typer.BadParameter.__base__)  # of whichever click typer brings along
+
+
 def main() -> None:
     """Run the command; what is wrong with the input is said in one sentence, with exit code 2."""
     try:
-        app()
+        sys.exit(app(prog_name="demur", standalone_mode=False))
+    except USAGE_ERROR as error:
+        command = error.ctx.command_path if error.ctx else "demur"
+        if said := error.format_message().rstrip("."):  # without a command, help has been printed
+            print(f"demur: {said}; see {command} --help", file=sys.stderr)
+        sys.exit(2)
+    except typer.Abort:
+        print("demur: stopped", file=sys.stderr)
+        sys.exit(130)
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -78,11 +78,14 @@ def test_bad_input_is_one_sentence_and_exit_code_two(arguments, says):
     done = demur_command(*arguments)
     assert done.returncode == 2
     assert says in done.stderr
-    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_version_and_help():
     assert demur_command("--version").stdout == f"demur {demur.__version__}\n"
+    bare = demur_command()
+    assert (bare.returncode, bare.stderr) == (2, "")
+    assert "Usage: demur" in bare.stdout
     assert "study" in demur_command("--help").stdout
 
 
