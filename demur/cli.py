@@ -253,6 +253,7 @@ def study(
     from demur.study.grid import select
     from demur.study.processes import most_jobs, processes
     from demur.study.run import row_of
+    from demur.tasks import IMAGES, TEXTS
 
     if engine not in ("local", "ray"):
         raise ValueError(f"unknown engine {engine!r}; known: local, ray")
@@ -276,15 +277,18 @@ def study(
     workers = one_by_one if jobs == 1 else partial(processes, jobs=jobs)
     if engine == "ray":
         workers = partial(cluster, address=address)
-    done = sum(is_answered(cell, place.folder(cell)) for cell in cells)
+    done = [cell for cell in cells if is_answered(cell, place.folder(cell))]
     networks = len(networks_of(cells, place.store))
-    print(f"{len(cells)} cells, {done} done, {networks} networks in all; {seconds_left(cells, place, jobs)}")
+    print(f"{len(cells)} cells, {len(done)} done, {networks} networks in all; {seconds_left(cells, place, jobs)}")
     if dry_run:
         for cell in cells:
-            state = "done" if is_answered(cell, place.folder(cell)) else "to do"
+            state = "done" if cell in done else "to do"
             shown = f" with {cell.outliers}" if cell.outliers else ""
             print(f"  {cell.task} {cell.method}{shown} {cell.convention} seed {cell.seed}: {state}")
         return
+    tasks = list(dict.fromkeys(cell.task for cell in cells if cell not in done))
+    if tasks and all(each in (*IMAGES, *TEXTS) and not place.store.has(each, "train") for each in tasks):
+        place.store.shards(tasks[0], "train")  # says how to get it, before anything is begun
     console = _console()
     with _progress(console, name) as describe:
 
@@ -300,6 +304,7 @@ def study(
         console.print(tables.table(group, f"{group[0].task}, {group[0].convention}: per cent"))
     if markdown is not None:
         markdown.write_text(tables.markdown(rows, [r.record for r in results]), "utf-8")
+    print(f"the cells are in {runs}; tables beside the paper's, figures and a page: demur report {runs}")
     for failure in failures:
         print(f"demur: {failure.cell.task} {failure.cell.method} failed: {failure.reason}", file=sys.stderr)
     if failures:

@@ -235,7 +235,7 @@ def closing(stream: io.BufferedReader, batches: Iterator[Batch]) -> Iterator[Bat
 def open_csv(
     stream: io.BufferedReader, path: Path, labelled: bool, label: str | None, columns: Sequence[str]
 ) -> Inputs:
-    header, delimiter = read_header(stream, path)
+    header, delimiter = read_header(stream, path, columns)
     label = label_column(header, path, label) if labelled else label
     texts = not columns and "text" in header
     taken = list(columns) or (["text"] if texts else [name for name in header if not labelled or name != label])
@@ -292,8 +292,8 @@ def csv_parts(
         ) from None
 
 
-def read_header(stream: io.BufferedReader, path: Path) -> tuple[list[str], str]:
-    """The names of a csv's columns, from its first line, and what divides them."""
+def read_header(stream: io.BufferedReader, path: Path, columns: Sequence[str]) -> tuple[list[str], str]:
+    """The names of a csv's columns, from its first line, and what divides them; numbers only if they are `columns`."""
     with reading(path, "csv in UTF-8"):
         line = stream.readline().decode("utf-8-sig").rstrip("\r\n")
         if not line or "\r" in line:
@@ -303,7 +303,7 @@ def read_header(stream: io.BufferedReader, path: Path) -> tuple[list[str], str]:
     twice = [name for name, count in Counter(header).items() if count > 1]
     if twice:
         raise ValueError(f"{path} has more than one column {twice[0]!r}; rename all but one")
-    if all(is_number(name) for name in header):
+    if all(is_number(name) for name in header) and not (columns and {*columns} <= {*header}):
         raise ValueError(f"{path} has no names of columns in its first line, but {listed(header)}; put one above it")
     return header, delimiter
 

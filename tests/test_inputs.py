@@ -185,6 +185,15 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path, name, content,
     assert str(tmp_path) in str(error.value)
 
 
+def test_names_that_are_numbers_are_known_from_the_model(tmp_path):
+    path = written(tmp_path, "a.csv", "0,1\n4,5\n")
+    with pytest.raises(ValueError, match="has no names of columns"):
+        open_inputs(path)
+    with pytest.raises(ValueError, match="has no names of columns"):
+        open_inputs(path, columns=["1", "2"])
+    assert np.asarray(open_inputs(path, columns=["1", "0"]).gathered().x).tolist() == [[5, 4]]
+
+
 def test_folders_without_classes_are_refused(tmp_path):
     with pytest.raises(ValueError, match="holds no pictures"):
         open_inputs(tmp_path)

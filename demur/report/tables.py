@@ -61,8 +61,10 @@ def sheet(row: Row, title: str) -> Group:
         "AUPR": "aupr",
         "confidence": "mmc",
         "FPR95 by none mass": "none_fpr95",
+        "by none_share": BY_NONE_SHARE,
     }
     shown = {name: key for name, key in shown.items() if all(key in figures for figures in row.ood.values())}
+    title += "*" if row.collapsed else ""
     drawn = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     drawn.add_column("OOD set", no_wrap=True)
     for name in shown:
