@@ -36,7 +36,7 @@ def test_every_figure_of_the_stored_report_is_there() -> None:
 
 def test_the_page_has_the_sections_that_the_document_has(made: Path) -> None:
     document, page = ((made / name).read_text("utf-8") for name in ("RESULTS.md", "index.html"))
-    for title in ("Agreement with the paper", "Better than published"):
+    for title in ("Agreement with the paper", "Better than published?"):
         assert f"\n## {title}\n" in document
         section = page.split(f">{title}</h2>")[1].split("<h2")[0]
         assert "**" not in section

@@ -143,7 +143,7 @@ def better(cells: Sequence[Measured]) -> Iterator[str]:
     if chosen is None:
         return
     tasks = list(validated[0].fpr95)
-    yield "## Better than published"
+    yield "## Better than published?"
     yield (
         f"**Recommended: {_title(chosen)}.** The choice is made by code, which looked at validation pictures of "
         f"{', '.join(tasks)} and at printed letters only: the least FPR95 of these letters wins, in the mean over "
