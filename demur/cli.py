@@ -277,7 +277,7 @@ def study(
     workers = one_by_one if jobs == 1 else partial(processes, jobs=jobs)
     if engine == "ray":
         workers = partial(cluster, address=address)
-    done = [cell for cell in cells if is_answered(cell, place.folder(cell))]
+    done = {cell for cell in cells if is_answered(cell, place.folder(cell))}
     networks = len(networks_of(cells, place.store))
     print(f"{len(cells)} cells, {len(done)} done, {networks} networks in all; {seconds_left(cells, place, jobs)}")
     if dry_run:
@@ -304,7 +304,8 @@ def study(
         console.print(tables.table(group, f"{group[0].task}, {group[0].convention}: per cent"))
     if markdown is not None:
         markdown.write_text(tables.markdown(rows, [r.record for r in results]), "utf-8")
-    print(f"the cells are in {runs}; tables beside the paper's, figures and a page: demur report {runs}")
+    if results:
+        print(f"the cells are in {runs}; tables beside the paper's, figures and a page: demur report {runs}")
     for failure in failures:
         print(f"demur: {failure.cell.task} {failure.cell.method} failed: {failure.reason}", file=sys.stderr)
     if failures:

@@ -176,7 +176,9 @@ class Classifier(ClassifierMixin, BaseEstimator):
         check_classification_targets(labels)
         self.classes_, codes = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"y has 1 class, {str(self.classes_[0])!r}; a classifier needs at least 2")
+            raise ValueError(
+                f"y has 1 class, {str(self.classes_[0])!r}; a classifier needs at least 2: give inputs of others, too"
+            )
         if overlap := {UNSURE, UNKNOWN} & set(map(str, self.classes_)):
             raise ValueError(f"y has a class named {overlap.pop()!r}, which is what refusals are called; rename it")
         return torch.from_numpy(codes)

@@ -163,7 +163,7 @@ def measure(
         view.of(cell, TEST, "accuracy"),
         view.of(plain, TEST, "accuracy") if view.seeds(plain) else None,
         fpr95,
-        view.of(cell, FAR_AWAY, scored("fpr95", candidate.score)),
+        view.of(cell, FAR_AWAY, metric),
         {score: best_printed(task, score, sets) for score in ("max_prob", "none")},
     )
 
