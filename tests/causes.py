@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument(
         "--augmentation", choices=("on", "inliers", "off"), default="on", help="inliers: of these alone"
     )
+    parser.add_argument("--outliers", help="others to train with, such as tiny_imagenet32_levelled")
     parser.add_argument("--photographs", type=int, help="so many of the training outliers, drawn at random")
     parser.add_argument("--kinds", type=int, help="training outliers of so many of their classes, drawn at random")
     parser.add_argument("--overlap", choices=("on", "off"), default="on", help="off: no outliers of the task's classes")
@@ -65,7 +66,9 @@ def main() -> None:
     given = parser.parse_args()
 
     store = Store(given.data)
-    cell = Cell(given.task, given.method, given.seed, given.convention, epochs=given.epochs, limit=given.limit)
+    cell = Cell(
+        given.task, given.method, given.seed, given.convention, given.outliers, epochs=given.epochs, limit=given.limit
+    )
     fit = resolve(cell, store)
     for name in ("width", "dropout"):
         if (value := getattr(given, name)) is not None:

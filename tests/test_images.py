@@ -31,7 +31,7 @@ from demur.tasks.images import (
     shows_class_of,
     to_train_with,
 )
-from demur.tasks.outliers import Mixed, smooth
+from demur.tasks.outliers import Levelled, Mixed, mean_power, smooth
 from demur.tasks.store import MissingData, Store, picture_column
 
 PAPER = Path(__file__).parents[2] / "shared" / "paper" / "tables.csv"
@@ -183,6 +183,11 @@ def test_outliers_by_name(whole: Store) -> None:
     shuffled = mnist(whole, outliers="patches").outliers.epoch(generator())
     assert torch.equal(shuffled.flatten(1).sort(1).values, task.train.x.flatten(1).sort(1).values)
     assert not torch.equal(shuffled, task.train.x)
+    levelled = image_task("cifar10", whole, outliers="patches+tiny_imagenet32_levelled")
+    assert isinstance(levelled.outliers, Mixed)
+    assert isinstance(levelled.outliers.sources[1], Levelled)
+    assert torch.equal(levelled.outliers.sources[1].power, mean_power(levelled.train.x))
+    assert levelled.notes["tiny_imagenet32"] == "stands in for imagenet32"
     with pytest.raises(ValueError, match="unknown outliers 'tiny_imagnet'; did you mean 'tiny_imagenet32'"):
         mnist(whole, outliers="tiny_imagnet")
     with pytest.raises(MissingData, match=r"'imagenet32' .* demur data get imagenet32"):

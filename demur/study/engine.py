@@ -73,7 +73,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @lru_cache(maxsize=2)
 def load_data(data: Data, store: Store, device: str) -> Task:
-    return load_task(
+    task = load_task(
         data.name,
         store=store,
         outliers=data.outliers,
@@ -82,6 +82,7 @@ def load_data(data: Data, store: Store, device: str) -> Task:
         inside=data.inside,
         outside=data.outside,
     ).to(device)
+    return task if data.augment else replace(task, augment=None)
 
 
 def parts_of(fit: Fit) -> list[Fit]:

@@ -109,8 +109,11 @@ TOY_ROWS = ("map+oe", "la+nc", "la+sl", "la+ml", "la+oe")
 SOPHISTICATED = ("flipout", "flipout+nc", "csghmc", "csghmc+nc", "de", "de+nc")
 CONVENTIONS = ("corrected", "published")
 _PATCHES, _BOTH = "tiny_imagenet32+patches", "tiny_imagenet32+patches+halves"
+_LEVELLED = "tiny_imagenet32_levelled"
+_WITH_LEVELLED = f"tiny_imagenet32+{_LEVELLED}"
 CANDIDATES = (
     *product(("map+nc", "la+nc"), (None, _PATCHES, "tiny_imagenet32+halves", _BOTH, "tiny_imagenet32+smooth+uniform")),
+    *product(("map+nc", "la+nc"), (_LEVELLED, _WITH_LEVELLED, f"{_PATCHES}+{_LEVELLED}")),
     *product(("la+sl", "de+nc"), (None, _PATCHES, _BOTH)),
 )
 
@@ -145,6 +148,10 @@ _single: Mapping[str, tuple[Cell, ...]] = {
     "noise": cells(IMAGES, PAPER_ROWS, outliers="smooth"),
     "aux": cells(("cifar10", "cifar100"), SOPHISTICATED),
     "shift": cells(("cifar10",), PAPER_ROWS, further="shift"),
+    # how much of what outliers teach is that they are sharper than the inliers
+    "levelled": tuple(
+        chain.from_iterable(cells(("cifar10",), ("map+oe", "la+nc"), outliers) for outliers in (_LEVELLED, _WITH_LEVELLED))
+    ),
     # what might be better than anything published; chosen by validation data
     "recommended": tuple(
         Cell(task, method, outliers=outliers, further="validation")

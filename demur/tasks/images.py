@@ -16,7 +16,7 @@ from demur.tasks.augment import Jitter, random_crops
 from demur.tasks.base import Augment, Fixed, OutlierSource, Split, Task
 from demur.tasks.catalogue import CATALOGUE
 from demur.tasks.made import JoinedHalves, ShuffledPatches
-from demur.tasks.outliers import Mixed, Smooth, Uniform, far_away, smooth, uniform
+from demur.tasks.outliers import Levelled, Mixed, Smooth, Uniform, far_away, mean_power, smooth, uniform
 from demur.tasks.overlap import overlapping_classes, read_class_names, read_known_overlap
 from demur.tasks.shift import grey
 from demur.tasks.store import Store
@@ -57,6 +57,7 @@ NOISE: Mapping[str, Callable[[Tensor], OutlierSource]] = MappingProxyType(
 MADE: Mapping[str, Callable[[Tensor], OutlierSource]] = MappingProxyType(
     {**NOISE, "patches": ShuffledPatches, "halves": JoinedHalves}
 )
+LEVELLED = "_levelled"  # at the end of a name: as sharp as the inliers
 
 
 def image_task(
@@ -71,9 +72,10 @@ def image_task(
     """A labelled set of the store as a task.
 
     `outliers` are `smooth`, `patches` and `halves` (made from the training pictures), `uniform`, any pictures of the
-    store that have a split `train`, or a mix, `a+b`; by default imagenet32, or tiny_imagenet32 where the store has only
-    that. `exclude_overlap` leaves out those of their classes that are also the task's. `limit` keeps that many training
-    pictures. Validation pictures, 2,000 or a tenth, are held out of `train`, or of `test` as the paper's were.
+    store that have a split `train`, one of these made as sharp as the inliers, `a_levelled`, or a mix, `a+b`; by
+    default imagenet32, or tiny_imagenet32 where the store has only that. `exclude_overlap` leaves out those of their
+    classes that are also the task's. `limit` keeps that many training pictures. Validation pictures, 2,000 or a tenth,
+    are held out of `train`, or of `test` as the paper's were.
     """
     check_limit(limit)
     companions = choose(COMPANIONS, name, "task")
@@ -81,6 +83,8 @@ def image_task(
     shape, classes = train.x.shape[1:], store.classes(name, "train")
 
     def source(part: str) -> OutlierSource:
+        if part.endswith(LEVELLED):
+            return Levelled(source(part.removesuffix(LEVELLED)), mean_power(train.x))
         if part in MADE:
             return MADE[part](train.x)
         pictures = pictures_named(store, part)
@@ -97,7 +101,7 @@ def image_task(
         for ood, origin in found.items()
         if origin is not None
     }
-    used = {*ood_test, *outliers.split("+")}
+    used = {*ood_test, *outliers.replace(LEVELLED, "").split("+")}
     return Task(
         name,
         classes,
