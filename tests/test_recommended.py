@@ -158,6 +158,29 @@ def test_who_lacks_a_task_cannot_be_chosen():
         assert list(better(lacks)) == []
 
 
+def test_a_task_alone_may_choose_another():
+    for_all, for_one = Candidate("la+nc", PATCHES, "none"), Candidate("map+nc", None, "max_prob")
+
+    def figures(candidate: Candidate, task: str) -> float:
+        return 0.0 if (candidate, task) == (for_one, "cifar10") else 0.1 if candidate == for_all else 0.9
+
+    cells = planted(figures)
+    cells = [one for one in cells if (one.cell.method, one.cell.task) != ("map+nc", "mnist")]  # not asked of it
+    view = ours(cells, "corrected")
+    assert {task: recommended(validate(view, [task])) for task in TASKS} == {
+        "mnist": for_all,
+        "fashion_mnist": for_all,
+        "cifar10": for_one,
+    }
+    assert choice(cells) == for_all
+    text = "\n".join(better(cells))
+    assert "By the same rule for each task alone" in text
+    assert "| cifar10 | `map+nc` with the score `max_prob`, trained with the usual outliers | 90.0 ±1.0 |" in text
+    assert "for each task alone" not in "\n".join(
+        better(planted(lambda candidate, task: 0.1 + 0.8 * (candidate != for_all)))
+    )
+
+
 # its test -----------------------------------------------------------------------------------------------------------
 
 
@@ -300,6 +323,21 @@ def test_differences_beyond_the_limit_are_traced_to_their_sets():
     text = "\n".join(agreement([one]))
     assert "FPR95 of cifar10, `map+oe`, differs by set: svhn +25.0, " in text
     assert "Figures within limits: 2 of 3 on cifar10" in text
+
+
+def test_rows_with_less_sharp_outliers_are_shown_and_not_counted():
+    usual = as_printed(Cell("cifar10", "map+oe", convention="published"))
+    level, corrected = (
+        replace(usual, cell=Cell("cifar10", "map+oe", convention=name, outliers="tiny_imagenet32_levelled"))
+        for name in ("published", "corrected")
+    )
+    far = moved(usual, mean_but("uniform"), "fpr95", 0.1)
+    plain = as_printed(Cell("cifar10", "map", convention="published"))
+    rows = list(rows_of([plain, far, level, corrected]))
+    assert [row[1] for row in rows] == ["`map`", "`map+oe`", "`map+oe`, tiny_imagenet32_levelled"]
+    assert [row[-1] for row in rows] == ["yes", "no: FPR95", "yes"]
+    text = "\n".join(agreement([plain, far, level, corrected]))
+    assert "Figures within limits: 5 of 6 on cifar10 (with the usual outliers)" in text
 
 
 def test_the_corrected_network_stands_in_with_a_mark():

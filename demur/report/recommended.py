@@ -71,10 +71,10 @@ def scores_of(method: str) -> tuple[str, ...]:
     return SCORES if parse_method(method).likelihood(2).has_none_class else ("max_prob",)
 
 
-def validate(view: View) -> list[Validated]:
+def validate(view: View, tasks: Iterable[str] = TASKS) -> list[Validated]:
     """Every candidate of which something is there, best first; those that lack a task come last."""
     there = {cell for cell in STUDY if view.seeds(cell)}
-    tasks = [task for task in TASKS if any(cell.task == task for cell in there)]
+    tasks = [task for task in tasks if any(cell.task == task for cell in there)]
 
     def figures(made: tuple[str, str | None], name: str, metric: str) -> dict[str, float]:
         by_task = {task: BY_TASK[task][made] for task in tasks}

@@ -150,7 +150,9 @@ _single: Mapping[str, tuple[Cell, ...]] = {
     "shift": cells(("cifar10",), PAPER_ROWS, further="shift"),
     # how much of what outliers teach is that they are sharper than the inliers
     "levelled": tuple(
-        chain.from_iterable(cells(("cifar10",), ("map+oe", "la+nc"), outliers) for outliers in (_LEVELLED, _WITH_LEVELLED))
+        chain.from_iterable(
+            cells(("cifar10",), ("map+oe", "la+nc"), outliers) for outliers in (_LEVELLED, _WITH_LEVELLED)
+        )
     ),
     # what might be better than anything published; chosen by validation data
     "recommended": tuple(

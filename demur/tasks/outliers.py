@@ -123,8 +123,8 @@ def cosines(size: int) -> Tensor:
 def mean_power(x: Tensor) -> Tensor:
     """Of pictures (N, C, H, W), by frequency down and across: (H, W)."""
     down, across = (cosines(size).to(x.device) for size in x.shape[2:])
-    total = sum((down @ as_input(chunk) @ across.mT).square().sum((0, 1)) for chunk in x.split(CHUNK))
-    return total / (x.shape[0] * x.shape[1])
+    parts = [(down @ as_input(chunk) @ across.mT).square().sum((0, 1)) for chunk in x.split(CHUNK)]
+    return torch.stack(parts).sum(0) / (x.shape[0] * x.shape[1])
 
 
 @dataclass(frozen=True)
