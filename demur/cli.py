@@ -429,7 +429,8 @@ def fit(
         typer.Option(help="Path like DATA, data set, or made up: columns, box; smooth, patches, halves; words; a+b."),
     ] = None,
     made: Annotated[
-        str | None, typer.Option(help="Made-up outliers beside those of --outliers; compare with and without.")
+        str | None,
+        typer.Option(help="Made-up outliers beside those of --outliers, or these, levelled; compare with and without."),
     ] = None,
     method: Annotated[str, typer.Option(help="inference+likelihood: la+nc, map+oe, de+nc, vb+sl, ...")] = "la+nc",
     label: LabelColumn = None,

@@ -19,7 +19,7 @@ from demur.metrics import Separation
 from demur.study.run import FAR_AWAY
 from demur.tasks import Store, load
 from demur.tasks.base import as_input
-from demur.tasks.images import LEVELLED
+from demur.tasks.made import LEVELLED
 from demur.tasks.outliers import cosines
 
 
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--task", default="cifar10")
     given = parser.parse_args()
     store, usual = Store(given.data), load(given.task, store=Store(given.data))
-    for outliers in (usual.trained_with, usual.trained_with + LEVELLED):
+    for outliers in (usual.trained_with, f"{usual.trained_with}_{LEVELLED}"):
         task = load(given.task, store=store, outliers=outliers)
         inside = log_power(task.test.x)
         half = len(inside) // 2

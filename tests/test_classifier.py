@@ -19,7 +19,9 @@ from demur.classifier.adoption import find_head, with_outputs
 from demur.classifier.decision import Thresholds, calibrated, is_unknown, least_count, score_of
 from demur.classifier.estimator import divided
 from demur.metrics import Prediction
+from demur.tasks.base import Fixed
 from demur.tasks.made import WidenedBox
+from demur.tasks.outliers import Levelled, mean_power
 
 FAST = demur.Classifier(method="map+nc", epochs=12, batch_size=16, lr=5e-3, device="cpu")
 few_to_calibrate = pytest.mark.filterwarnings("ignore:keep=.* needs")
@@ -74,10 +76,34 @@ def test_made_up_outliers_stand_beside_those_given(wine):
     for shown in (None, third):
         with pytest.raises(ValueError, match="unknown made-up outliers for rows 'bix'; did you mean 'box'"):
             model.fit(x, y, shown, made="bix")
+    with pytest.raises(ValueError, match="unknown made-up outliers for rows 'levelled'"):
+        model.fit(x, y, third, made="levelled")
     with pytest.raises(ValueError, match="unknown made-up outliers for rows ''"):
         model.fit(x, y, third, made="")
     with pytest.raises(ValueError, match="'map' does not train with them"):
         demur.Classifier("map").fit(x, y, made="box")
+
+
+def test_given_pictures_can_be_made_as_sharp_as_the_inliers():
+    """Dark and bright are classes, middling is neither; told by noise alone, a network goes by that it is noise."""
+    draw = torch.Generator().manual_seed(0)
+    y = np.repeat(["dark", "bright"], 100)
+    x = torch.where(torch.from_numpy(y == "dark"), 0.3, 0.7)[:, None, None, None].expand(-1, 1, 12, 12)
+    x = x + 0.02 * torch.randn(200, 1, 1, 1, generator=draw)
+    noise = torch.rand(200, 1, 12, 12, generator=draw)
+    soft = Levelled(Fixed(noise), mean_power(x)).epoch(draw)
+    assert soft.flatten(1).std(1).max() < 0.01
+    model = demur.Classifier("map+nc", epochs=120, lr=3e-3, device="cpu")
+    told, both = (clone(model).fit(x, y, noise, made) for made in (None, "levelled"))
+    assert both.report_["outliers"] == "200 given+levelled"
+    less, more = (one.outlier_score(soft, "none").mean() for one in (told, both))
+    assert less < 0.7 < 0.9 < more
+    with pytest.raises(ValueError, match=r"made 'levelled' goes beside real outliers, and there are none; give some$"):
+        model.fit(x, y, made="levelled")
+    with pytest.raises(
+        ValueError, match=r"give some, or give 'smooth\+patches' as the outliers for made-up ones alone"
+    ):
+        model.fit(x, y, "smooth", made="levelled+patches")
 
 
 # decisions ---------------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ from demur.posterior import load as load_posterior
 from demur.predictive import predict
 from demur.streams import generator_for
 from demur.tasks.base import Fixed, OutlierSource, Recipe, Split, Task, check_finite
-from demur.tasks.made import made_up
+from demur.tasks.made import LEVELLED, made_up
 from demur.tasks.outliers import Mixed
 
 TUNING = 19  # inliers that a prior can be tuned with, where there are few
@@ -115,7 +115,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         These are inputs like X, the name of made-up ones (rows: `columns`, `box`; pictures: `smooth`, `patches`,
         `halves`; texts: `words`; `a+b` is a mix), or None: made-up ones if the method trains with outliers at all. Real
         outliers, of any sort that is easy to come by, do better; `made` names made-up ones to be shown beside these, as
-        many of each.
+        many of each: those above, or `levelled`, the given pictures made as sharp as those of X.
         """
         started = perf_counter()
         self._check_parameters()
@@ -206,13 +206,13 @@ class Classifier(ClassifierMixin, BaseEstimator):
                 )
             return "none", Fixed(inliers[:1])  # a task has some; nothing looks at them
         kind = self.preprocessing_.made_from
-        beside = None if made is None else made_up(kind, str(made), inliers)
         if outliers is None or isinstance(outliers, str):
-            if beside is not None:
-                alone = "+".join(filter(None, (outliers, made)))
+            if made is not None:
+                made_up(kind, str(made), inliers, Fixed(inliers))  # a wrong name is said first
+                alone = "+".join(part for part in (outliers, *str(made).split("+")) if part and part != LEVELLED)
                 raise ValueError(
-                    f"made {made!r} goes beside real outliers, and there are none; give some, or give {alone!r} as the "
-                    "outliers for made-up ones alone"
+                    f"made {made!r} goes beside real outliers, and there are none; give some"
+                    + f", or give {alone!r} as the outliers for made-up ones alone" * bool(alone)
                 )
             if kind == "texts":
                 warnings.warn(
@@ -223,7 +223,10 @@ class Classifier(ClassifierMixin, BaseEstimator):
             return made_up(kind, outliers, inliers)
         given = Fixed(self._inputs(outliers, "outliers"))
         said = f"{len(given.x)} given"
-        return (said, given) if beside is None else (f"{said}+{beside[0]}", Mixed((given, beside[1])))
+        if made is None:
+            return said, given
+        name, beside = made_up(kind, str(made), inliers, given)
+        return f"{said}+{name}", Mixed((given, beside))
 
     def _network(self, x: Tensor) -> tuple[Network, bool]:
         """The function that makes the network, and whether what it makes returns objects with `.logits`."""

@@ -15,7 +15,7 @@ from demur.streams import generator_for
 from demur.tasks.augment import Jitter, random_crops
 from demur.tasks.base import Augment, Fixed, OutlierSource, Split, Task
 from demur.tasks.catalogue import CATALOGUE
-from demur.tasks.made import JoinedHalves, ShuffledPatches
+from demur.tasks.made import LEVELLED, JoinedHalves, ShuffledPatches
 from demur.tasks.outliers import Levelled, Mixed, Smooth, Uniform, far_away, mean_power, smooth, uniform
 from demur.tasks.overlap import overlapping_classes, read_class_names, read_known_overlap
 from demur.tasks.shift import grey
@@ -23,6 +23,7 @@ from demur.tasks.store import Store
 
 OOD_COUNT = 10_000
 VALIDATION_COUNT = 2_000
+_LEVELLED = f"_{LEVELLED}"  # at the end of a name
 PADDING = 2  # around larger outliers before they are cropped
 CHUNK = 4096
 
@@ -57,7 +58,6 @@ NOISE: Mapping[str, Callable[[Tensor], OutlierSource]] = MappingProxyType(
 MADE: Mapping[str, Callable[[Tensor], OutlierSource]] = MappingProxyType(
     {**NOISE, "patches": ShuffledPatches, "halves": JoinedHalves}
 )
-LEVELLED = "_levelled"  # at the end of a name: as sharp as the inliers
 
 
 def image_task(
@@ -83,8 +83,8 @@ def image_task(
     shape, classes = train.x.shape[1:], store.classes(name, "train")
 
     def source(part: str) -> OutlierSource:
-        if part.endswith(LEVELLED):
-            return Levelled(source(part.removesuffix(LEVELLED)), mean_power(train.x))
+        if part.endswith(_LEVELLED):
+            return Levelled(source(part.removesuffix(_LEVELLED)), mean_power(train.x))
         if part in MADE:
             return MADE[part](train.x)
         pictures = pictures_named(store, part)
@@ -101,7 +101,7 @@ def image_task(
         for ood, origin in found.items()
         if origin is not None
     }
-    used = {*ood_test, *outliers.replace(LEVELLED, "").split("+")}
+    used = {*ood_test, *outliers.replace(_LEVELLED, "").split("+")}
     return Task(
         name,
         classes,

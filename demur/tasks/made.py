@@ -13,10 +13,11 @@ from torch import Tensor
 
 from demur.names import choose
 from demur.tasks.base import OutlierSource, as_input
-from demur.tasks.outliers import Mixed, smooth
+from demur.tasks.outliers import Levelled, Mixed, mean_power, smooth
 
 WIDENED = 0.5  # on each side, of a column's range
 PATCHES = 4  # along a picture's shorter side
+LEVELLED = "levelled"  # real pictures, made as sharp as the inliers
 
 
 @dataclass(frozen=True)
@@ -169,8 +170,16 @@ BY_DEFAULT: Mapping[str, str] = MappingProxyType(
 )
 
 
-def made_up(kind: str, name: str | None, inliers: Tensor) -> tuple[str, OutlierSource]:
-    """The made-up outliers of that name (`a+b` is a mix; None is the kind's default) and the name, to be recorded."""
+def made_up(
+    kind: str, name: str | None, inliers: Tensor, given: OutlierSource | None = None
+) -> tuple[str, OutlierSource]:
+    """The made-up outliers of that name (`a+b` is a mix; None is the kind's default) and the name, to be recorded.
+
+    Where real pictures are `given`, `levelled` are these, made as sharp as the inliers.
+    """
     name = BY_DEFAULT[kind] if name is None else name
-    sources = tuple(choose(MADE[kind], part, f"made-up outliers for {kind}")(inliers) for part in name.split("+"))
+    makes = dict(MADE[kind])
+    if given is not None and kind == "pictures":
+        makes[LEVELLED] = lambda pictures: Levelled(given, mean_power(pictures))
+    sources = tuple(choose(makes, part, f"made-up outliers for {kind}")(inliers) for part in name.split("+"))
     return name, sources[0] if len(sources) == 1 else Mixed(sources)

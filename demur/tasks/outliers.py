@@ -129,7 +129,7 @@ def mean_power(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Levelled:
-    """Pictures of a source, filtered so that every frequency has a given mean power; their brightness stays.
+    """Pictures of a source, uint8 or in [0, 1], filtered to a given mean power at every frequency but brightness.
 
     Where outliers are sharper than inliers, which comes of how both were made small, a network learns to tell them by
     that, and lets others pass that are not.
@@ -149,8 +149,8 @@ class Levelled:
         gain[0, 0] = 1
 
         def filtered(chunk: Tensor) -> Tensor:
-            changed = down.mT @ (gain * (down @ as_input(chunk) @ across.mT)) @ across
-            return (255 * changed).round_().clamp_(0, 255).to(torch.uint8)
+            changed = (down.mT @ (gain * (down @ as_input(chunk) @ across.mT)) @ across).clamp_(0, 1)
+            return changed.mul_(255).round_().to(torch.uint8) if x.dtype == torch.uint8 else changed
 
         return torch.cat([filtered(chunk) for chunk in x.split(CHUNK)])
 
