@@ -1,4 +1,4 @@
-"""What can make a task's figures wrong: shared pictures, shared classes, texts known by their typography."""
+"""What can make a task's figures wrong: shared pictures and classes, giveaways of sharpness and of typography."""
 
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -7,12 +7,18 @@ from functools import cache
 
 import numpy as np
 import torch
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 from torch.nn import functional as F
 
+from demur.metrics import Separation
 from demur.names import choose
 from demur.tasks.base import Task, as_input
+from demur.tasks.made import LEVELLED
+from demur.tasks.outliers import cosines
 from demur.tasks.overlap import overlapping_classes, read_class_names, read_known_overlap
 from demur.tasks.store import Store
 from demur.tasks.text import TOKENIZERS, UNKNOWN, Vocabulary, labelled, ood_texts, training_and_validation
@@ -21,6 +27,7 @@ MAX_FLIPS = 14  # of the 63 bits of a picture's hash
 MAX_DISTANCE = 0.28  # all 18 pairs of cifar10, cifar100 and tiny_imagenet32 below it were seen to be one photograph
 MIN_WORDS = 5  # shorter sentences are the same by chance
 LEAK = 0.9
+SHARPNESS_COUNT = 10_000  # pictures of a set, at most
 FEATURES = ("length", "upper case", "punctuation", "numbers", "unknown words")
 
 
@@ -95,23 +102,42 @@ class Leak:
 
 
 @dataclass(frozen=True)
+class Sharpness:
+    """How well a set is told from test inliers by what, of sharpness alone, tells training outliers from inliers.
+
+    `passing` is FPR95. The training outliers are others than those learned from.
+    """
+
+    set: str
+    auroc: float
+    passing: float
+
+
+@dataclass(frozen=True)
 class Audit:
     task: str
     outliers: str
     duplicates: tuple[Duplicates, ...]
     overlaps: tuple[Overlap, ...] = ()
     leaks: tuple[Leak, ...] = ()
+    sharpness: tuple[Sharpness, ...] = ()
 
     def lines(self) -> list[str]:
-        """The findings in sentences, and the leaks as a table before them."""
+        """The findings in sentences, and what has many figures as a table before them."""
         lines = [f"{self.task}, trained with the outliers {self.outliers}", ""]
-        lines += leak_table(self.leaks)
+        lines += leak_table(self.leaks) + sharpness_table(self.sharpness)
         lines += [row.line() for row in self.duplicates]
         lines += [line for row in self.overlaps for line in row.lines()]
         lines += [leak.line() for leak in self.leaks if leak.flagged]
         if self.leaks and not any(leak.flagged for leak in self.leaks if leak.stage == "tokens"):
             lines.append(
                 f"the network can tell no set from the inliers by one feature with an AUROC above {100 * LEAK:.0f}"
+            )
+        if LEVELLED not in self.outliers and any(row.set == "outliers" and row.auroc > LEAK for row in self.sharpness):
+            some = f"{self.outliers}+{self.outliers.split('+')[0]}_{LEVELLED}"
+            lines.append(
+                "sharpness alone tells the training outliers from the inliers, and a network may learn little else; "
+                f"see whether it does better if some are as sharp as the inliers: --outliers {some}"
             )
         return lines
 
@@ -124,9 +150,8 @@ def audit(task: Task, store: Store, *, inside: str = "levelled") -> Audit:
     outliers = task.trained_with
     if task.train.x.dtype == torch.uint8:
         parts = [part for part in outliers.split("+") if store.has(part, "train")]
-        return Audit(
-            task.name, outliers, picture_duplicates(task), tuple(class_overlap(task, store, part) for part in parts)
-        )
+        overlaps = tuple(class_overlap(task, store, part) for part in parts)
+        return Audit(task.name, outliers, picture_duplicates(task), overlaps, sharpness=sharpness(task))
     if task.train.x.is_floating_point():
         raise ValueError(f"task {task.name!r} has neither pictures nor texts; there is nothing to audit in it")
     train_texts = training_and_validation(store, task.name)[0][0]
@@ -223,6 +248,37 @@ def class_overlap(task: Task, store: Store, outliers: str) -> Overlap:
     shown = 0 if labels is None else int(torch.isin(labels, torch.tensor(found, dtype=torch.long)).sum())
     first_names = tuple(names[index].split(",")[0] for index in found)
     return Overlap(outliers, first_names, len(names), shown, len(pictures), known is not None)
+
+
+def sharpness(task: Task) -> tuple[Sharpness, ...]:
+    """A logistic regression on nothing but log_power, of the training outliers and of every OOD set of pictures."""
+    values = {name: log_power(x[:SHARPNESS_COUNT]) for name, x in inputs(task).items() if x.dtype == torch.uint8}
+    train, test, outliers = values.pop("train"), values.pop("test"), values.pop("outliers")
+    learned, others = outliers[::2], outliers[1::2]
+    model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+    model.fit(np.concatenate([train, learned]), np.repeat([0, 1], [len(train), len(learned)]))
+    inside = -model.decision_function(test)
+    found = {
+        name: Separation(inside, -model.decision_function(x)) for name, x in {"outliers": others, **values}.items()
+    }
+    return tuple(Sharpness(name, one.auroc, one.fpr95) for name, one in found.items())
+
+
+def log_power(x: Tensor) -> np.ndarray:
+    """By radial frequency, brightness left out: (N, C, H, W) to (N, frequencies)."""
+    down, across = (cosines(size).to(x.device) for size in x.shape[2:])
+    power = (down @ as_input(x) @ across.mT).square().mean(1).flatten(1)
+    radius = torch.cartesian_prod(*(torch.arange(float(size)) for size in x.shape[2:])).norm(dim=1).round()
+    rings = [power[:, radius.to(x.device) == each].mean(1) for each in radius.unique()[1:]]
+    return torch.stack(rings, 1).clamp_min(1e-9).log().numpy(force=True)
+
+
+def sharpness_table(rows: Sequence[Sharpness]) -> list[str]:
+    if not rows:
+        return []
+    head = f"{'by sharpness alone':24}{'AUROC':>8}{'passing':>9}"
+    legend = "learned from training pictures and outliers; passing: share of the set that does with 95 % of the inliers"
+    return [head, *(f"{row.set:24}{100 * row.auroc:8.1f}{100 * row.passing:9.1f}" for row in rows), legend, ""]
 
 
 # texts

@@ -367,7 +367,7 @@ def unpack(
 
 @app.command()
 def audit(task: TaskName, outliers: OutliersName = None, data: Data = None) -> None:
-    """Look for what makes a task easier than it seems: duplicates, shared classes, giveaways of typography."""
+    """Look for what makes a task easier than it seems: duplicates, shared classes, sharpness, typography."""
     from demur.audit import audit as audit_task
 
     for line in audit_task(_load(task, data, outliers), _store(data)).lines():

@@ -8,9 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from demur.audit import Duplicates, audit, features, inputs, leaks, near_duplicates, picture_duplicates
+from demur.audit import (
+    Duplicates,
+    Sharpness,
+    audit,
+    features,
+    inputs,
+    leaks,
+    near_duplicates,
+    picture_duplicates,
+    sharpness,
+)
 from demur.tasks.base import Fixed, Split, Task
-from demur.tasks.outliers import smooth, uniform
+from demur.tasks.outliers import Levelled, mean_power, smooth, uniform
 from demur.tasks.overlap import overlapping_classes, read_class_names, read_known_overlap
 from demur.tasks.store import Store
 from demur.tasks.text import sst
@@ -83,6 +93,25 @@ def test_duplicates_say_what_they_do_to_the_figures() -> None:
     row = Duplicates("cifar100", 10_000, tuple(range(37)), ())
     assert row.line().startswith("37 of 10,000 inputs of cifar100")
     assert row.line().endswith("FPR95 on it can be too low by at most 0.37 points")
+
+
+@pytest.mark.parametrize("levelled", [False, True])
+def test_outliers_that_differ_in_sharpness_alone_are_told_by_it_until_they_are_levelled(levelled: bool) -> None:
+    pictures = torch.cat([smooth(uniform(800, (3, 16, 16), generator()), generator()) for _ in range(2)])
+    noise = uniform(800, (3, 16, 16), generator())
+    outliers = Levelled(Fixed(noise), mean_power(pictures)) if levelled else Fixed(noise)
+    y = torch.zeros(800, dtype=torch.long)
+    train, test = Split(pictures[:800], y), Split(pictures[800:], y)
+    ood = {"same": smooth(noise, torch.Generator().manual_seed(9)), "noise": noise.flip(0), "far": 5000 * noise.float()}
+    task = Task("planted", CIFAR10, train, test, test, outliers, ood)
+    found = {row.set: row for row in sharpness(task)}
+    assert set(found) == {"outliers", "same", "noise"}
+    assert found["same"].auroc == pytest.approx(0.5, abs=0.06)
+    if levelled:
+        assert found["outliers"].auroc < 0.99
+    else:
+        assert found["outliers"] == Sharpness("outliers", 1.0, 0.0)
+        assert found["noise"] == Sharpness("noise", 1.0, 0.0)
 
 
 def test_overlap_by_words() -> None:
