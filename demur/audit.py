@@ -4,6 +4,7 @@ import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from demur.metrics import Separation
 from demur.names import choose
 from demur.tasks.base import Task, as_input
 from demur.tasks.made import LEVELLED
-from demur.tasks.outliers import cosines
+from demur.tasks.outliers import Levelled, cosines, mean_power
 from demur.tasks.overlap import overlapping_classes, read_class_names, read_known_overlap
 from demur.tasks.store import Store
 from demur.tasks.text import TOKENIZERS, UNKNOWN, Vocabulary, labelled, ood_texts, training_and_validation
@@ -279,6 +280,32 @@ def sharpness_table(rows: Sequence[Sharpness]) -> list[str]:
     head = f"{'by sharpness alone':24}{'AUROC':>8}{'passing':>9}"
     legend = "learned from training pictures and outliers; passing: share of the set that does with 95 % of the inliers"
     return [head, *(f"{row.set:24}{100 * row.auroc:8.1f}{100 * row.passing:9.1f}" for row in rows), legend, ""]
+
+
+def draw_sharpness(task: Task, path: Path) -> None:
+    """The median power of a frequency, a line a set, and that of the outliers once levelled."""
+    from matplotlib.figure import Figure
+
+    if task.train.x.dtype != torch.uint8:
+        raise ValueError(f"task {task.name!r} is not made of pictures, which alone have a sharpness; leave figure out")
+    sets = {name: x for name, x in inputs(task).items() if x.dtype == torch.uint8 and name != "train"}
+    levelled = Levelled(task.outliers, mean_power(task.train.x)).epoch(torch.Generator().manual_seed(0))
+    named = {
+        f"{task.name}, the inliers": (sets.pop("test"), "#000000", "-", 3.0),
+        f"{task.trained_with}, to train with": (sets.pop("outliers"), "#d55e00", "-", 3.0),
+        "the same, levelled": (levelled, "#d55e00", "--", 2.0),
+    }
+    others = zip(sets.items(), ("#56b4e9", "#009e73", "#cc79a7", "#0072b2", "#999999", "#e69f00"), strict=False)
+    named |= {name: (x, colour, "-", 1.2) for (name, x), colour in others}
+    figure = Figure(figsize=(8.5, 3.8), layout="constrained")
+    axis = figure.subplots()
+    for name, (x, colour, style, width) in named.items():
+        median = np.median(log_power(x[:SHARPNESS_COUNT]), axis=0)
+        axis.semilogy(np.arange(1, 1 + len(median)), np.exp(median), style, color=colour, linewidth=width, label=name)
+    axis.set(xlabel="frequency: half waves across the picture", ylabel="median power")
+    figure.legend(fontsize="small", frameon=False, loc="outside right upper")
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)
 
 
 # texts

@@ -366,11 +366,21 @@ def unpack(
 
 
 @app.command()
-def audit(task: TaskName, outliers: OutliersName = None, data: Data = None) -> None:
+def audit(
+    task: TaskName,
+    outliers: OutliersName = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw how sharp the sets of pictures are there.")] = None,
+    data: Data = None,
+) -> None:
     """Look for what makes a task easier than it seems: duplicates, shared classes, sharpness, typography."""
     from demur.audit import audit as audit_task
+    from demur.audit import draw_sharpness
 
-    for line in audit_task(_load(task, data, outliers), _store(data)).lines():
+    _check_writable(figure)
+    loaded = _load(task, data, outliers)
+    if figure is not None:
+        draw_sharpness(loaded, figure)
+    for line in audit_task(loaded, _store(data)).lines():
         print(line)
 
 

@@ -12,6 +12,7 @@ from demur.audit import (
     Duplicates,
     Sharpness,
     audit,
+    draw_sharpness,
     features,
     inputs,
     leaks,
@@ -96,7 +97,9 @@ def test_duplicates_say_what_they_do_to_the_figures() -> None:
 
 
 @pytest.mark.parametrize("levelled", [False, True])
-def test_outliers_that_differ_in_sharpness_alone_are_told_by_it_until_they_are_levelled(levelled: bool) -> None:
+def test_outliers_that_differ_in_sharpness_alone_are_told_by_it_until_they_are_levelled(
+    levelled: bool, tmp_path: Path
+) -> None:
     pictures = torch.cat([smooth(uniform(800, (3, 16, 16), generator()), generator()) for _ in range(2)])
     noise = uniform(800, (3, 16, 16), generator())
     outliers = Levelled(Fixed(noise), mean_power(pictures)) if levelled else Fixed(noise)
@@ -112,6 +115,8 @@ def test_outliers_that_differ_in_sharpness_alone_are_told_by_it_until_they_are_l
     else:
         assert found["outliers"] == Sharpness("outliers", 1.0, 0.0)
         assert found["noise"] == Sharpness("noise", 1.0, 0.0)
+    draw_sharpness(task, tmp_path / "sharpness.png")
+    assert (tmp_path / "sharpness.png").stat().st_size > 10_000
 
 
 def test_overlap_by_words() -> None:

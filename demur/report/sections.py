@@ -230,7 +230,7 @@ def _test(cells: Sequence[Measured], chosen: Mapping[str, Candidate], named: boo
         candidate = chosen[task]
         seen, others = trained_with([candidate], task), replaced(cells, task)
         found = measure(view, candidate, task, seen)
-        first = [task, *[_title(candidate)] * named]
+        first = [task, *[f"`{candidate.method}`, `{candidate.score}`<br>{candidate.outliers or 'the usual'}"] * named]
         if found is None:
             rows.append([*first, *["–"] * 6])
             continue
