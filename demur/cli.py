@@ -440,7 +440,7 @@ def fit(
     ] = None,
     made: Annotated[
         str | None,
-        typer.Option(help="Made-up outliers beside those of --outliers, or these, levelled; compare with and without."),
+        typer.Option(help="Beside those of --outliers: made-up ones, or levelled, the same as sharp as DATA; a+b."),
     ] = None,
     method: Annotated[str, typer.Option(help="inference+likelihood: la+nc, map+oe, de+nc, vb+sl, ...")] = "la+nc",
     label: LabelColumn = None,
@@ -477,6 +477,8 @@ def fit(
     classifier.save(out)
     for name, said in _said_of_fit(classifier, given, len(inliers.names), outliers).items():
         print(f"{name:<9} {said}")
+    if given.kind == "pictures" and not (shown is None or isinstance(shown, str)):
+        _say_if_sharpness_tells(inliers.x, shown, made)
     print(f"wrote {out}")
 
 
@@ -640,6 +642,19 @@ def _usual_epochs(kind: str, x: "X") -> int:
     from demur.classifier.preprocessing import KINDS
 
     return KINDS[kind].of(np.asarray(x) if kind == "rows" else x).recipe(len(x)).epochs
+
+
+def _say_if_sharpness_tells(inliers: "X", outliers: "X", made: str | None) -> None:
+    from demur.audit import LEAK, auroc_by_sharpness
+    from demur.classifier.preprocessing import grey_values
+
+    pictures = [grey_values(x, "X") for x in (inliers, outliers)]
+    if min(map(len, pictures)) < 20:
+        return
+    auroc = auroc_by_sharpness(*pictures)
+    if auroc > LEAK:
+        advice = "" if "levelled" in (made or "") else "; see whether it does better with --made levelled as well"
+        print(f"sharpness alone tells these outliers from the inputs, AUROC {100 * auroc:.1f} %{advice}")
 
 
 def _said_of_fit(classifier: "Classifier", given: "Inputs", count: int, outliers: str | None) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Train a row as in the study but for one thing, and see what that changes: what explains a difference from the paper?
 
-    python tests/causes.py DATA fashion_mnist map --augmentation off
+    python tests/causes.py DATA cifar10 map+oe --outliers tiny_imagenet32_levelled
     python tests/causes.py DATA cifar10 map+nc --photographs 10000 --epochs 30
     python tests/causes.py DATA cifar10 map+oe --kinds 12 --width 1 --limit 10000 --epochs 10
 
@@ -81,7 +81,13 @@ def main() -> None:
     if given.overlap == "off":
         if given.kinds:
             parser.error(f"--overlap off: not with --kinds {given.kinds}; leave one out")
-        task = load(given.task, store=store, limit=given.limit, exclude_overlap=True).to(given.device)
+        if not fit.data.augment:
+            parser.error(f"--overlap off: not for {given.task} in the published convention; try --convention corrected")
+        task = load(given.task, store=store, outliers=given.outliers, limit=given.limit, exclude_overlap=True).to(
+            given.device
+        )
+    if given.augmentation == "inliers" and task.augment is None:
+        parser.error(f"--augmentation inliers: {given.task} is not augmented in this convention; leave it out")
     if given.augmentation == "off":
         task = replace(task, augment=None)
     if given.augmentation == "inliers" and (augment := task.augment):
@@ -97,6 +103,8 @@ def main() -> None:
         if given.photographs > len(rows):
             parser.error(f"--photographs {given.photographs}: there are {len(rows)}; ask for fewer")
         rows = rows[: given.photographs]
+    if (given.kinds or given.photographs) and given.outliers:
+        parser.error(f"--outliers {given.outliers}: not with --kinds or --photographs; leave one out")
     if given.kinds or given.photographs:
         kept = {name: pictures[rows.to(given.device)] for name, pictures in vars(task.outliers).items()}
         task = replace(task, outliers=replace(task.outliers, **kept))

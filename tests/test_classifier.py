@@ -98,10 +98,14 @@ def test_given_pictures_can_be_made_as_sharp_as_the_inliers():
     assert both.report_["outliers"] == "200 given+levelled"
     less, more = (one.outlier_score(soft, "none").mean() for one in (told, both))
     assert less < 0.7 < 0.9 < more
-    with pytest.raises(ValueError, match=r"made 'levelled' goes beside real outliers, and there are none; give some$"):
+    with pytest.raises(ValueError, match=r"'levelled' are made from real ones, .*; give some, and 'levelled' as made"):
+        model.fit(x, y, "levelled")
+    with pytest.raises(
+        ValueError, match=r"made 'levelled' goes beside real outliers, and there are none; give some as outliers$"
+    ):
         model.fit(x, y, made="levelled")
     with pytest.raises(
-        ValueError, match=r"give some, or give 'smooth\+patches' as the outliers for made-up ones alone"
+        ValueError, match=r"give some as outliers, or give 'smooth\+patches' as the outliers for made-up ones alone"
     ):
         model.fit(x, y, "smooth", made="levelled+patches")
 

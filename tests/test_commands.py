@@ -111,6 +111,18 @@ def test_fit_predict_evaluate(tmp_path, kind):
     assert "http" not in page.replace("http://www.w3.org", "")  # needs no network
 
 
+def test_outliers_that_sharpness_tells_are_said_to_be_so(tmp_path):
+    (train, _, turned, noise), _ = make_data("pictures", tmp_path)
+    said: list[str] = []
+    for number, options in enumerate(((turned,), (noise,), (noise, "--made", "patches+levelled"))):
+        model = tmp_path / f"{number}.demur"
+        assert called("fit", train, "-o", model, "--epochs", 1, "--outliers", *options, printed=said) == (0, "")
+    assert "sharpness" not in said[0]
+    assert "sharpness alone tells these outliers from the inputs, AUROC 100.0 %; see whether" in said[1]
+    assert "60 given+patches+levelled" in said[2]
+    assert "sharpness alone tells these outliers from the inputs, AUROC 100.0 %\n" in said[2]
+
+
 @pytest.fixture(scope="module")
 def rows_model(tmp_path_factory):
     """A folder with `model`, fitted to columns a, b and c, and `test.csv`."""

@@ -133,6 +133,18 @@ def test_levelled_outliers_have_the_inliers_power_and_their_own_brightness(insid
     seen = power > 1 / 255**2  # twelve times what rounding adds
     assert seen.sum() > 50
     seen[0, 0] = False
-    torch.testing.assert_close(mean_power(made)[seen], power[seen], rtol=0.15, atol=0)
+    torch.testing.assert_close(mean_power(made)[seen], power[seen], rtol=0.2, atol=0)
     assert (mean_power(sharp)[seen] / power[seen]).log().abs().mean() > 0.5
     torch.testing.assert_close(made.float().mean((2, 3)), sharp.float().mean((2, 3)), rtol=0, atol=0.1)
+    standardised = (sharp.float() - 130) / 15
+    again = Levelled(Fixed(standardised), mean_power((grey_blurs(300, inside).float() - 130) / 15)).epoch(generator())
+    assert again.aminmax().min >= standardised.min()
+    assert again.aminmax().max <= standardised.max()
+    torch.testing.assert_close(again * 15 + 130, made.float(), rtol=0, atol=20)
+    assert ((again * 15 + 130 - made).abs() < 1.01).float().mean() > 0.99
+
+
+def test_flat_pictures_stay_flat() -> None:
+    flat = torch.linspace(0, 255, 20).round().to(torch.uint8)[:, None, None, None].expand(-1, 3, 28, 28)
+    made = Levelled(Fixed(flat), mean_power(grey_blurs(50, 1.0, (3, 28, 28)))).epoch(generator())
+    assert (made.int() - flat).abs().max() <= 1

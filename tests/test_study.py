@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -19,13 +20,13 @@ from demur.likelihoods import none_class
 from demur.metrics import brier
 from demur.networks import mlp
 from demur.study import engine, grid
-from demur.study.conventions import none_class_averaged_together, resolve
-from demur.study.engine import LOG, Place, networks_of, plan, results_of, run_cell, run_cells
-from demur.study.grid import BY_DEFAULT, PAPER_ROWS, STUDIES, Cell, Setting, select
+from demur.study.conventions import Data, none_class_averaged_together, resolve
+from demur.study.engine import LOG, Place, load_data, networks_of, plan, results_of, run_cell, run_cells
+from demur.study.grid import BY_DEFAULT, CONVENTIONS, PAPER_ROWS, STUDIES, Cell, Setting, select
 from demur.study.processes import Crew, processes
 from demur.study.results import PREDICTIONS, folder_name, pack, read_results, unpack
 from demur.study.run import row_of
-from demur.tasks import Store
+from demur.tasks import IMAGES, Store
 from tests.test_cli import demur_command
 
 NOWHERE = Store(Path("nowhere"))
@@ -68,12 +69,22 @@ def test_the_papers_rows_share_networks():
 def test_conventions_share_what_they_can():
     for method in ("map", "map+nc", "map+ml", "de", "vb+nc"):
         ours, theirs = (
-            folder_name(resolve(Cell("fashion_mnist", method, convention=c, outliers="smooth"), NOWHERE))
+            folder_name(resolve(Cell("mnist", method, convention=c, outliers="smooth"), NOWHERE))
             for c in ("corrected", "published")
         )
         assert (ours == theirs) == (method != "vb+nc"), method
-    both = [Cell("fashion_mnist", "la", convention=c, outliers="smooth") for c in ("corrected", "published")]
+    both = [Cell("mnist", "la", convention=c, outliers="smooth") for c in ("corrected", "published")]
     assert len(networks_of(both, NOWHERE)) == 1
+
+
+def test_clothes_alone_are_not_augmented_in_the_published_convention(data_root: Path, tmp_path: Path):
+    for task, convention in product(IMAGES, CONVENTIONS):
+        data = resolve(Cell(task, "map+nc", convention=convention, outliers="smooth"), NOWHERE).data
+        assert data.augment == ((task, convention) != ("fashion_mnist", "published"))
+    store = Store(data_root, cache=tmp_path)
+    for augment in (True, False):
+        loaded = load_data(Data("fashion_mnist", "smooth", 20, augment=augment), store, "cpu")
+        assert (loaded.augment is not None) == augment
 
 
 def test_a_folder_is_named_by_all_that_determines_it():

@@ -211,8 +211,13 @@ class Classifier(ClassifierMixin, BaseEstimator):
                 made_up(kind, str(made), inliers, Fixed(inliers))  # a wrong name is said first
                 alone = "+".join(part for part in (outliers, *str(made).split("+")) if part and part != LEVELLED)
                 raise ValueError(
-                    f"made {made!r} goes beside real outliers, and there are none; give some"
+                    f"made {made!r} goes beside real outliers, and there are none; give some as outliers"
                     + f", or give {alone!r} as the outliers for made-up ones alone" * bool(alone)
+                )
+            if outliers and LEVELLED in outliers.split("+"):
+                raise ValueError(
+                    f"outliers {outliers!r} are made from real ones, and there are none; give some, "
+                    f"and {outliers!r} as made"
                 )
             if kind == "texts":
                 warnings.warn(
@@ -226,7 +231,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         if made is None:
             return said, given
         name, beside = made_up(kind, str(made), inliers, given)
-        return f"{said}+{name}", Mixed((given, beside))
+        return f"{said}+{name}", Mixed((given, *(beside.sources if isinstance(beside, Mixed) else (beside,))))
 
     def _network(self, x: Tensor) -> tuple[Network, bool]:
         """The function that makes the network, and whether what it makes returns objects with `.logits`."""

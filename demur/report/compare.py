@@ -15,6 +15,7 @@ from demur.study.grid import Cell
 from demur.study.published import DEFAULT_OUTLIERS, TABLES, TEST, Column, Figure, Row, Table, mean_but
 from demur.study.run import FAR_AWAY
 from demur.tasks.images import STAND_INS
+from demur.tasks.made import parts_of
 
 # by metric: whether more is better; the confidence on test data is neither
 BETTER = {
@@ -161,7 +162,7 @@ def _own_tables(cells: Sequence[Measured]) -> list[Table]:
         of_task = [one for one in cells if one.cell.task == task]
         here = [one for one in of_task if "+" not in one.cell.method or outliers_of(one.cell) == outliers]
         sets = tuple(dict.fromkeys(name for one in here for name in one.sets))
-        seen = tuple(name for name in outliers.split("+") if name in sets)
+        seen = tuple(name for name in parts_of(outliers) if name in sets)
         unseen = tuple(name for name in sets if name not in (FAR_AWAY, *seen))
         columns = (
             Column(task, TEST, "accuracy", "corrected"),

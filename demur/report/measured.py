@@ -28,6 +28,7 @@ from demur.study.published import LEFT_OUT, OOD_SETS, SHIFT_SETS, TEST, mean_but
 from demur.study.results import Result, find_cells, read_result
 from demur.study.run import FAR_AWAY
 from demur.tasks.images import NOISE, STAND_INS
+from demur.tasks.made import parts_of
 from demur.tasks.shift import CORRUPTIONS
 
 RESULTS, CELLS = "results.csv", "cells.csv"
@@ -138,7 +139,7 @@ def _left_out(result: Result) -> list[tuple[str, ...]]:
     no outliers can stand beside those which are shown noise."""
     noises = [name for name in result.ood if name in NOISE]
     some = [some for count in range(len(noises) + 1) for some in combinations(noises, count)]
-    seen = tuple(name for name in (result.record["trained_with"] or "").split("+") if name in result.ood)
+    seen = tuple(name for name in parts_of(result.record["trained_with"]) if name in result.ood)
     return list(dict.fromkeys((*some, seen, LEFT_OUT.get(result.cell.task, ()))))
 
 

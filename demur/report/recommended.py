@@ -15,6 +15,7 @@ from demur.study.grid import CANDIDATES, STUDIES, Cell
 from demur.study.published import OOD_SETS, TEST, Row, mean_but
 from demur.study.run import FAR_AWAY
 from demur.tasks.images import STAND_INS, VALIDATION_COUNT
+from demur.tasks.made import parts_of
 
 STUDY = STUDIES["recommended"]
 TASKS = tuple(dict.fromkeys(cell.task for cell in STUDY))
@@ -136,7 +137,7 @@ def unvalidated(view: View) -> list[Cell]:
 
 def trained_with(candidates: Iterable[Candidate], task: str) -> list[str]:
     """Those of the task's OOD sets that some of the candidates were shown in training."""
-    shown = {name for candidate in candidates for name in (candidate.outliers or "").split("+")}
+    shown = {name for candidate in candidates for name in parts_of(candidate.outliers)}
     return [name for name in OOD_SETS[task] if name in shown]
 
 

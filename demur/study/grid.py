@@ -109,11 +109,11 @@ TOY_ROWS = ("map+oe", "la+nc", "la+sl", "la+ml", "la+oe")
 SOPHISTICATED = ("flipout", "flipout+nc", "csghmc", "csghmc+nc", "de", "de+nc")
 CONVENTIONS = ("corrected", "published")
 _PATCHES, _BOTH = "tiny_imagenet32+patches", "tiny_imagenet32+patches+halves"
-_LEVELLED = "tiny_imagenet32_levelled"
-_WITH_LEVELLED = f"tiny_imagenet32+{_LEVELLED}"
+_SOFT = "tiny_imagenet32_levelled"
+_HALF_SOFT = f"tiny_imagenet32+{_SOFT}"
 CANDIDATES = (
     *product(("map+nc", "la+nc"), (None, _PATCHES, "tiny_imagenet32+halves", _BOTH, "tiny_imagenet32+smooth+uniform")),
-    *product(("map+nc", "la+nc"), (_LEVELLED, _WITH_LEVELLED, f"{_PATCHES}+{_LEVELLED}")),
+    *product(("map+nc", "la+nc"), (_SOFT, _HALF_SOFT, f"{_PATCHES}+{_SOFT}")),
     *product(("la+sl", "de+nc"), (None, _PATCHES, _BOTH)),
 )
 
@@ -150,9 +150,7 @@ _single: Mapping[str, tuple[Cell, ...]] = {
     "shift": cells(("cifar10",), PAPER_ROWS, further="shift"),
     # how much of what outliers teach is that they are sharper than the inliers
     "levelled": tuple(
-        chain.from_iterable(
-            cells(("cifar10",), ("map+oe", "la+nc"), outliers) for outliers in (_LEVELLED, _WITH_LEVELLED)
-        )
+        chain.from_iterable(cells(("cifar10",), ("map+oe", "la+nc"), outliers) for outliers in (_SOFT, _HALF_SOFT))
     ),
     # what might be better than anything published; chosen by validation data
     "recommended": tuple(

@@ -16,6 +16,7 @@ from demur.predictive import predict
 from demur.study.grid import setting
 from demur.study.results import Result
 from demur.tasks.base import Task
+from demur.tasks.made import parts_of
 
 FAR_AWAY = "far_away"  # an OOD set that asks something else than the others
 
@@ -42,7 +43,7 @@ class Row:
 
     def mean_over_ood(self, metric: str) -> float:
         """Over the OOD sets, but those trained with, and the far-away one: it asks something else."""
-        left_out = {FAR_AWAY, *(self.trained_with or "").split("+")}
+        left_out = {FAR_AWAY, *parts_of(self.trained_with)}
         near = [figures[metric] for name, figures in self.ood.items() if name not in left_out]
         return sum(near) / len(near)
 

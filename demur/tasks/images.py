@@ -15,7 +15,7 @@ from demur.streams import generator_for
 from demur.tasks.augment import Jitter, random_crops
 from demur.tasks.base import Augment, Fixed, OutlierSource, Split, Task
 from demur.tasks.catalogue import CATALOGUE
-from demur.tasks.made import LEVELLED, JoinedHalves, ShuffledPatches
+from demur.tasks.made import LEVELLED, JoinedHalves, ShuffledPatches, parts_of
 from demur.tasks.outliers import Levelled, Mixed, Smooth, Uniform, far_away, mean_power, smooth, uniform
 from demur.tasks.overlap import overlapping_classes, read_class_names, read_known_overlap
 from demur.tasks.shift import grey
@@ -23,7 +23,6 @@ from demur.tasks.store import Store
 
 OOD_COUNT = 10_000
 VALIDATION_COUNT = 2_000
-_LEVELLED = f"_{LEVELLED}"  # at the end of a name
 PADDING = 2  # around larger outliers before they are cropped
 CHUNK = 4096
 
@@ -72,8 +71,8 @@ def image_task(
     """A labelled set of the store as a task.
 
     `outliers` are `smooth`, `patches` and `halves` (made from the training pictures), `uniform`, any pictures of the
-    store that have a split `train`, one of these made as sharp as the inliers, `a_levelled`, or a mix, `a+b`; by
-    default imagenet32, or tiny_imagenet32 where the store has only that. `exclude_overlap` leaves out those of their
+    store that have a split `train`, these made as sharp as the inliers, `a_levelled`, or a mix, `a+b`; by default
+    imagenet32, or tiny_imagenet32 where the store has only that. `exclude_overlap` leaves out those of their
     classes that are also the task's. `limit` keeps that many training pictures. Validation pictures, 2,000 or a tenth,
     are held out of `train`, or of `test` as the paper's were.
     """
@@ -83,8 +82,9 @@ def image_task(
     shape, classes = train.x.shape[1:], store.classes(name, "train")
 
     def source(part: str) -> OutlierSource:
-        if part.endswith(_LEVELLED):
-            return Levelled(source(part.removesuffix(_LEVELLED)), mean_power(train.x))
+        name, _, how = part.rpartition("_")
+        if how == LEVELLED and name not in MADE:
+            return Levelled(source(name), mean_power(train.x))
         if part in MADE:
             return MADE[part](train.x)
         pictures = pictures_named(store, part)
@@ -101,7 +101,7 @@ def image_task(
         for ood, origin in found.items()
         if origin is not None
     }
-    used = {*ood_test, *outliers.replace(_LEVELLED, "").split("+")}
+    used = {*ood_test, *parts_of(outliers)}
     return Task(
         name,
         classes,

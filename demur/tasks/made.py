@@ -170,6 +170,11 @@ BY_DEFAULT: Mapping[str, str] = MappingProxyType(
 )
 
 
+def parts_of(outliers: str | None) -> tuple[str, ...]:
+    """The sets, by name, that outliers are made of: `a+b_levelled` of a and b."""
+    return tuple(dict.fromkeys(part.removesuffix(f"_{LEVELLED}") for part in (outliers or "").split("+")))
+
+
 def made_up(
     kind: str, name: str | None, inliers: Tensor, given: OutlierSource | None = None
 ) -> tuple[str, OutlierSource]:

@@ -11,6 +11,7 @@ from demur.tasks.base import OutlierSource, as_input
 FAR_AWAY = 5000.0
 CHUNK = 4096
 MAX_SIGMA = 2.5
+ROUNDING = 1 / (12 * 255**2)  # the power, at any frequency, of rounding to whole grey values
 
 
 def uniform(count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -129,7 +130,7 @@ def mean_power(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Levelled:
-    """Pictures of a source, uint8 or in [0, 1], filtered to a given mean power at every frequency but brightness.
+    """Pictures of a source, filtered to a given mean power at every frequency but brightness, within their own range.
 
     Where outliers are sharper than inliers, which comes of how both were made small, a network learns to tell them by
     that, and lets others pass that are not.
@@ -145,12 +146,14 @@ class Levelled:
     def epoch(self, generator: torch.Generator) -> Tensor:
         x = self.source.epoch(generator)
         down, across = (cosines(size).to(x.device) for size in x.shape[2:])
-        gain = (self.power / mean_power(x).clamp_min(1e-12)).sqrt()
+        gain = (self.power / mean_power(x).clamp_min(ROUNDING)).sqrt()
         gain[0, 0] = 1
+        whole = x.dtype == torch.uint8
+        low, high = (0.0, 1.0) if whole else (x.min().item(), x.max().item())
 
         def filtered(chunk: Tensor) -> Tensor:
-            changed = (down.mT @ (gain * (down @ as_input(chunk) @ across.mT)) @ across).clamp_(0, 1)
-            return changed.mul_(255).round_().to(torch.uint8) if x.dtype == torch.uint8 else changed
+            changed = (down.mT @ (gain * (down @ as_input(chunk) @ across.mT)) @ across).clamp_(low, high)
+            return changed.mul_(255).round_().to(torch.uint8) if whole else changed
 
         return torch.cat([filtered(chunk) for chunk in x.split(CHUNK)])
 
