@@ -117,7 +117,7 @@ def test_outliers_that_sharpness_tells_are_said_to_be_so(tmp_path):
     for number, options in enumerate(((turned,), (noise,), (noise, "--made", "patches+levelled"))):
         model = tmp_path / f"{number}.demur"
         assert called("fit", train, "-o", model, "--epochs", 1, "--outliers", *options, printed=said) == (0, "")
-    assert "sharpness" not in said[0]
+    assert "sharpness alone" not in said[0]
     assert "sharpness alone tells these outliers from the inputs, AUROC 100.0 %; see whether" in said[1]
     assert "60 given+patches+levelled" in said[2]
     assert "sharpness alone tells these outliers from the inputs, AUROC 100.0 %\n" in said[2]
