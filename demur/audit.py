@@ -28,7 +28,7 @@ MAX_FLIPS = 14  # of the 63 bits of a picture's hash
 MAX_DISTANCE = 0.28  # all 18 pairs of cifar10, cifar100 and tiny_imagenet32 below it were seen to be one photograph
 MIN_WORDS = 5  # shorter sentences are the same by chance
 LEAK = 0.9
-SHARPNESS_COUNT = 10_000  # pictures of a set, at most
+SHARPNESS_COUNT, SHARPNESS_PIXELS = 10_000, 2**26  # of a set, at most
 FEATURES = ("length", "upper case", "punctuation", "numbers", "unknown words")
 
 
@@ -276,8 +276,9 @@ def auroc_by_sharpness(inside: Tensor, outside: Tensor) -> float:
 
 
 def some(x: Tensor) -> Tensor:
-    """At most SHARPNESS_COUNT of the pictures, drawn: mixed outliers come one kind after the other."""
-    return x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:SHARPNESS_COUNT]]
+    """As many of the pictures as are enough, drawn: mixed outliers come one kind after the other."""
+    count = min(SHARPNESS_COUNT, SHARPNESS_PIXELS // x[0].numel())
+    return x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:count]]
 
 
 def log_power(x: Tensor) -> np.ndarray:
