@@ -249,11 +249,14 @@ def study(
     """Run a whole table of the paper; stopped, it goes on where it was."""
     from demur.report import tables
     from demur.study.cluster import cluster
+    from demur.study.conventions import resolve
     from demur.study.engine import Place, is_answered, networks_of, one_by_one, results_of, run_cells, seconds_left
     from demur.study.grid import select
     from demur.study.processes import most_jobs, processes
     from demur.study.run import row_of
     from demur.tasks import IMAGES, TEXTS
+    from demur.tasks.catalogue import CATALOGUE
+    from demur.tasks.made import parts_of
 
     if engine not in ("local", "ray"):
         raise ValueError(f"unknown engine {engine!r}; known: local, ray")
@@ -285,6 +288,10 @@ def study(
             state = "done" if cell in done else "to do"
             shown = f" with {cell.outliers}" if cell.outliers else ""
             print(f"  {cell.task} {cell.method}{shown} {cell.convention} seed {cell.seed}: {state}")
+        of_cells = [resolve(cell, place.store).data for cell in cells if cell not in done]
+        needed = dict.fromkeys(each for data in of_cells for each in (data.name, *parts_of(data.outliers)))
+        if lacking := [each for each in needed if each in CATALOGUE and not place.store.has(each, "train")]:
+            print(f"not here yet, to train with: {', '.join(lacking)}; demur data get {' '.join(lacking)}")
         return
     tasks = list(dict.fromkeys(cell.task for cell in cells if cell not in done))
     if tasks and all(each in (*IMAGES, *TEXTS) and not place.store.has(each, "train") for each in tasks):

@@ -307,6 +307,10 @@ def test_the_command_says_what_it_does_and_its_exit_code_what_failed(tmp_path: P
     assert failed.returncode == 2
     assert "demur data get mnist" in failed.stderr
     assert len(failed.stderr.splitlines()) == 1
+    asked = ("study", "recommended", "--task", "mnist", "--method", "map+nc", "--dry-run", "--data", str(tmp_path))
+    planned = demur_command(*asked)
+    last = planned.stdout.splitlines()[-1]
+    assert last.startswith("not here yet, to train with: mnist, imagenet32, tiny_imagenet32; demur data get mnist im")
 
 
 @pytest.mark.parametrize(
