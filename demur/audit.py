@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 from demur.metrics import Separation
 from demur.names import choose
-from demur.tasks.base import Task, as_input
+from demur.tasks.base import OutlierSource, Task, as_input
 from demur.tasks.made import LEVELLED, parts_of
-from demur.tasks.outliers import Levelled, cosines, mean_power
+from demur.tasks.outliers import Levelled, Mixed, cosines, mean_power
 from demur.tasks.overlap import overlapping_classes, read_class_names, read_known_overlap
 from demur.tasks.store import Store
 from demur.tasks.text import TOKENIZERS, UNKNOWN, Vocabulary, labelled, ood_texts, training_and_validation
@@ -182,8 +182,15 @@ def inputs(task: Task) -> dict[str, Tensor]:
 # pictures
 
 
+def unlevelled(source: OutlierSource) -> OutlierSource:
+    """The pictures as they were before they were filtered: only those can be known again."""
+    if isinstance(source, Mixed):
+        return Mixed(tuple(map(unlevelled, source.sources)))
+    return source.source if isinstance(source, Levelled) else source
+
+
 def picture_duplicates(task: Task) -> tuple[Duplicates, ...]:
-    sets = inputs(task)
+    sets = inputs(replace(task, outliers=unlevelled(task.outliers)))
     shown = sets.pop("outliers")
     rows = []
     for name, x in sets.items():

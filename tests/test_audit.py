@@ -75,6 +75,18 @@ def test_all_planted_duplicates_are_found_and_no_others(pictures: dict[str, Tens
     assert found["cifar100"].exact == tuple(range(500))
 
 
+def test_levelled_copies_are_found_in_what_they_were(pictures: dict[str, Tensor]) -> None:
+    inside, outside = pictures["cifar10"][:500], pictures["cifar100"][:500]
+    shown = torch.cat([outside, inside[:50]])
+    y = torch.zeros(len(inside), dtype=torch.long)
+    split = Split(inside, y)
+    soft = Levelled(Fixed(shown), mean_power(grey_noise(50, 0, 3.0).repeat(1, 3, 2, 2)))
+    for outliers, least in ((soft, 50), (Mixed((Fixed(outside), soft)), 40)):  # a mix takes 500 of its 550
+        found = picture_duplicates(Task("planted", CIFAR10, split, split, split, outliers, {}))[0].exact
+        assert set(found) <= set(range(50))
+        assert len(found) >= least
+
+
 def test_a_shift_by_a_pixel_is_mostly_found(pictures: dict[str, Tensor]) -> None:
     x = pictures["cifar10"][:1000]
     pairs = near_duplicates(x, x.roll(1, dims=3))
