@@ -1,25 +1,20 @@
 """What can make a task's figures wrong: shared pictures and classes, giveaways of sharpness and of typography."""
 
-import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import torch
-from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 from torch.nn import functional as F
 
-from demur.metrics import Separation
 from demur.names import choose
-from demur.tasks.base import OutlierSource, Task, as_input
+from demur.sharpness import Sharpness, sharpness, sharpness_table
+from demur.tasks.base import Task, as_input
+from demur.tasks.frequencies import cosines, unlevelled
 from demur.tasks.made import LEVELLED, parts_of
-from demur.tasks.outliers import Levelled, Mixed, cosines, mean_power
 from demur.tasks.overlap import overlapping_classes, read_class_names, read_known_overlap
 from demur.tasks.store import Store
 from demur.tasks.text import TOKENIZERS, UNKNOWN, Vocabulary, labelled, ood_texts, training_and_validation
@@ -28,7 +23,6 @@ MAX_FLIPS = 14  # of the 63 bits of a picture's hash
 MAX_DISTANCE = 0.28  # all 18 pairs of cifar10, cifar100 and tiny_imagenet32 below it were seen to be one photograph
 MIN_WORDS = 5  # shorter sentences are the same by chance
 LEAK = 0.9
-SHARPNESS_COUNT, SHARPNESS_PIXELS = 10_000, 2**26  # of a set, at most
 FEATURES = ("length", "upper case", "punctuation", "numbers", "unknown words")
 
 
@@ -103,18 +97,6 @@ class Leak:
 
 
 @dataclass(frozen=True)
-class Sharpness:
-    """How well a set is told from test inliers by what, of sharpness alone, tells training outliers from inliers.
-
-    `passing` is FPR95. The training outliers are others than those learned from.
-    """
-
-    set: str
-    auroc: float
-    passing: float
-
-
-@dataclass(frozen=True)
 class Audit:
     task: str
     outliers: str
@@ -152,7 +134,7 @@ def audit(task: Task, store: Store, *, inside: str = "levelled") -> Audit:
     if task.train.x.dtype == torch.uint8:
         parts = [part for part in parts_of(outliers) if store.has(part, "train")]
         overlaps = tuple(class_overlap(task, store, part) for part in parts)
-        return Audit(task.name, outliers, picture_duplicates(task), overlaps, sharpness=sharpness(task))
+        return Audit(task.name, outliers, picture_duplicates(task), overlaps, sharpness=sharpness(inputs(task)))
     if task.train.x.is_floating_point():
         raise ValueError(f"task {task.name!r} has neither pictures nor texts; there is nothing to audit in it")
     train_texts = training_and_validation(store, task.name)[0][0]
@@ -180,13 +162,6 @@ def inputs(task: Task) -> dict[str, Tensor]:
 
 
 # pictures
-
-
-def unlevelled(source: OutlierSource) -> OutlierSource:
-    """The pictures as they were before they were filtered: only those can be known again."""
-    if isinstance(source, Mixed):
-        return Mixed(tuple(map(unlevelled, source.sources)))
-    return source.source if isinstance(source, Levelled) else source
 
 
 def picture_duplicates(task: Task) -> tuple[Duplicates, ...]:
@@ -227,13 +202,10 @@ def picture_hash(x: Tensor) -> Tensor:
     codes = []
     for part in x.split(4096):
         grey = as_input(part).mean(1)
-        rows, columns = (
-            torch.cos(math.pi / size * torch.outer(torch.arange(8), torch.arange(size) + 0.5)).to(x.device)
-            for size in grey.shape[1:]
-        )
+        rows, columns = (cosines(size)[:8].to(x.device) for size in grey.shape[1:])
         waves = (rows @ grey @ columns.T).flatten(1)[:, 1:]
         # below zero, so that rounding decides nothing in flat or symmetric pictures
-        codes.append(torch.where(waves > -1e-3, 1.0, -1.0))
+        codes.append(torch.where(waves > -1e-4, 1.0, -1.0))
     return torch.cat(codes)
 
 
@@ -256,79 +228,6 @@ def class_overlap(task: Task, store: Store, outliers: str) -> Overlap:
     shown = 0 if labels is None else int(torch.isin(labels, torch.tensor(found, dtype=torch.long)).sum())
     first_names = tuple(names[index].split(",")[0] for index in found)
     return Overlap(outliers, first_names, len(names), shown, len(pictures), known is not None)
-
-
-def sharpness(task: Task) -> tuple[Sharpness, ...]:
-    """Of the training outliers, half of which are learned from, and of every OOD set of pictures."""
-    values = {name: log_power(some(x)) for name, x in inputs(task).items() if x.dtype == torch.uint8}
-    train, test, outliers = values.pop("train"), values.pop("test"), values.pop("outliers")
-    return told_by_sharpness(train, outliers[::2], test, {"outliers": outliers[1::2], **values})
-
-
-def told_by_sharpness(
-    train: np.ndarray, learned: np.ndarray, test: np.ndarray, others: Mapping[str, np.ndarray]
-) -> tuple[Sharpness, ...]:
-    """A logistic regression that learns to tell outliers from `train`, tried on others; all of them by log_power."""
-    model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
-    model.fit(np.concatenate([train, learned]), np.repeat([0, 1], [len(train), len(learned)]))
-    inside = -model.decision_function(test)
-    found = {name: Separation(inside, -model.decision_function(x)) for name, x in others.items()}
-    return tuple(Sharpness(name, one.auroc, one.fpr95) for name, one in found.items())
-
-
-def auroc_by_sharpness(inside: Tensor, outside: Tensor) -> float:
-    """Of telling pictures from others by sharpness alone; half of each is learned from."""
-    inliers, outliers = (log_power(some(x)) for x in (inside, outside))
-    return told_by_sharpness(inliers[::2], outliers[::2], inliers[1::2], {"outliers": outliers[1::2]})[0].auroc
-
-
-def some(x: Tensor) -> Tensor:
-    """As many of the pictures as are enough, drawn: mixed outliers come one kind after the other."""
-    count = min(SHARPNESS_COUNT, SHARPNESS_PIXELS // x[0].numel())
-    return x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:count]]
-
-
-def log_power(x: Tensor) -> np.ndarray:
-    """By radial frequency, brightness left out: (N, C, H, W) to (N, frequencies)."""
-    down, across = (cosines(size).to(x.device) for size in x.shape[2:])
-    power = (down @ as_input(x) @ across.mT).square().mean(1).flatten(1)
-    radius = torch.cartesian_prod(*(torch.arange(float(size)) for size in x.shape[2:])).norm(dim=1).round()
-    rings = [power[:, radius.to(x.device) == each].mean(1) for each in radius.unique()[1:]]
-    return torch.stack(rings, 1).clamp_min(1e-9).log().numpy(force=True)
-
-
-def sharpness_table(rows: Sequence[Sharpness]) -> list[str]:
-    if not rows:
-        return []
-    head = f"{'by sharpness alone':24}{'AUROC':>8}{'passing':>9}"
-    legend = "learned from training pictures and outliers; passing: per cent of a set, where 95 % of the inliers pass"
-    return [head, *(f"{row.set:24}{100 * row.auroc:8.1f}{100 * row.passing:9.1f}" for row in rows), legend, ""]
-
-
-def draw_sharpness(task: Task, path: Path) -> None:
-    """The median power of a frequency, a line a set, and that of the outliers once levelled."""
-    from matplotlib.figure import Figure
-
-    if task.train.x.dtype != torch.uint8:
-        raise ValueError(f"task {task.name!r} is not made of pictures, which alone have a sharpness; leave figure out")
-    sets = {name: x for name, x in inputs(task).items() if x.dtype == torch.uint8 and name != "train"}
-    levelled = Levelled(task.outliers, mean_power(task.train.x)).epoch(torch.Generator().manual_seed(0))
-    named = {
-        f"{task.name}, the inliers": (sets.pop("test"), "#000000", "-", 3.0),
-        f"{task.trained_with}, to train with": (sets.pop("outliers"), "#d55e00", "-", 3.0),
-        "the same, levelled": (levelled, "#d55e00", "--", 2.0),
-    }
-    others = zip(sets.items(), ("#56b4e9", "#009e73", "#cc79a7", "#0072b2", "#999999", "#e69f00"), strict=False)
-    named |= {name: (x, colour, "-", 1.2) for (name, x), colour in others}
-    figure = Figure(figsize=(8.5, 3.8), layout="constrained")
-    axis = figure.subplots()
-    for name, (x, colour, style, width) in named.items():
-        median = np.median(log_power(some(x)), axis=0)
-        axis.semilogy(np.arange(1, 1 + len(median)), np.exp(median), style, color=colour, linewidth=width, label=name)
-    axis.set(xlabel="frequency: half waves across the picture", ylabel="median power")
-    figure.legend(fontsize="small", frameon=False, loc="outside right upper")
-    axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)
 
 
 # texts

@@ -381,7 +381,7 @@ def audit(
 ) -> None:
     """Look for what makes a task easier than it seems: duplicates, shared classes, sharpness, typography."""
     from demur.audit import audit as audit_task
-    from demur.audit import draw_sharpness
+    from demur.sharpness import draw_sharpness
 
     _check_writable(figure)
     loaded = _load(task, data, outliers)
@@ -652,15 +652,17 @@ def _usual_epochs(kind: str, x: "X") -> int:
 
 
 def _say_if_sharpness_tells(inliers: "X", outliers: "X", made: str | None) -> None:
-    from demur.audit import LEAK, auroc_by_sharpness
+    from demur.audit import LEAK
     from demur.classifier.preprocessing import grey_values
+    from demur.sharpness import auroc_by_sharpness
+    from demur.tasks.made import LEVELLED
 
     pictures = [grey_values(x, "X") for x in (inliers, outliers)]
     if min(map(len, pictures)) < 20:
         return
     auroc = auroc_by_sharpness(*pictures)
     if auroc > LEAK:
-        advice = "" if "levelled" in (made or "") else "; see whether it does better with --made levelled as well"
+        advice = "" if LEVELLED in (made or "") else f"; see whether it does better with --made {LEVELLED} as well"
         print(f"sharpness alone tells these outliers from the inputs, AUROC {100 * auroc:.1f} %{advice}")
 
 

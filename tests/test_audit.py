@@ -6,25 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
-from demur.audit import (
-    Audit,
-    Duplicates,
-    Overlap,
-    Sharpness,
-    audit,
-    draw_sharpness,
-    features,
-    inputs,
-    leaks,
-    near_duplicates,
-    picture_duplicates,
-    sharpness,
-)
+from demur.audit import Duplicates, audit, features, inputs, leaks, near_duplicates, picture_duplicates
 from demur.tasks.base import Fixed, Split, Task
-from demur.tasks.outliers import Levelled, Mixed, mean_power, smooth, uniform
+from demur.tasks.frequencies import Levelled, mean_power
+from demur.tasks.outliers import Mixed, smooth, uniform
 from demur.tasks.overlap import overlapping_classes, read_class_names, read_known_overlap
 from demur.tasks.store import Store
 from demur.tasks.text import sst
@@ -47,11 +34,6 @@ def one_pixel_replaced(x: Tensor) -> Tensor:
     x = x.clone()
     x[torch.arange(len(x)), :, row, column] = uniform(len(x), (3,), generator())
     return x
-
-
-def grey_noise(count: int, seed: int, sigma: float) -> Tensor:
-    noise = gaussian_filter(np.random.default_rng(seed).normal(size=(count, 1, 16, 16)), (0, 0, sigma, sigma))
-    return torch.from_numpy(128 + 30 * noise / noise.std()).round().clamp(0, 255).to(torch.uint8)
 
 
 def one_level_noise(x: Tensor) -> Tensor:
@@ -80,7 +62,7 @@ def test_levelled_copies_are_found_in_what_they_were(pictures: dict[str, Tensor]
     shown = torch.cat([outside, inside[:50]])
     y = torch.zeros(len(inside), dtype=torch.long)
     split = Split(inside, y)
-    soft = Levelled(Fixed(shown), mean_power(grey_noise(50, 0, 3.0).repeat(1, 3, 2, 2)))
+    soft = Levelled(Fixed(shown), mean_power(smooth(inside, generator())))
     for outliers, least in ((soft, 50), (Mixed((Fixed(outside), soft)), 40)):  # a mix takes 500 of its 550
         found = picture_duplicates(Task("planted", CIFAR10, split, split, split, outliers, {}))[0].exact
         assert set(found) <= set(range(50))
@@ -114,45 +96,6 @@ def test_duplicates_say_what_they_do_to_the_figures() -> None:
     row = Duplicates("cifar100", 10_000, tuple(range(37)), ())
     assert row.line().startswith("37 of 10,000 inputs of cifar100")
     assert row.line().endswith("FPR95 on it can be too low by at most 0.37 points")
-
-
-@pytest.mark.parametrize("levelled", [False, True])
-def test_outliers_that_differ_in_sharpness_alone_are_told_by_it_until_they_are_levelled(
-    levelled: bool, tmp_path: Path
-) -> None:
-    soft, softer, sharp, sharper = (
-        grey_noise(800, seed, sigma) for seed, sigma in ((0, 0.8), (1, 0.8), (2, 0.4), (3, 0.4))
-    )
-    outliers = Levelled(Fixed(sharp), mean_power(soft)) if levelled else Fixed(sharp)
-    y = torch.zeros(800, dtype=torch.long)
-    ood = {"soft": grey_noise(800, 4, 0.8), "sharp": sharper, "far": 5000 * sharp.float()}
-    test = Split(softer, y)
-    task = Task("planted", CIFAR10, Split(soft, y), test, test, outliers, ood, trained_with="sharp")
-    found = {row.set: row for row in sharpness(task)}
-    assert set(found) == {"outliers", "soft", "sharp"}
-    assert found["soft"].auroc == pytest.approx(0.5, abs=0.05)
-    named = Overlap("sharp", (), 0, 0, 800, True)
-    told = Audit("planted", "smooth+sharp", (), (named,), sharpness=tuple(found.values())).lines()[-1]
-    if levelled:
-        assert found["outliers"].auroc < 0.65
-        assert "sharpness alone tells" not in told
-    else:
-        assert found["outliers"] == Sharpness("outliers", 1.0, 0.0)
-        assert found["sharp"] == Sharpness("sharp", 1.0, 0.0)
-        assert told.endswith("if some are as sharp as the inliers: --outliers smooth+sharp+sharp_levelled")
-    draw_sharpness(task, tmp_path / "sharpness.png")
-    assert (tmp_path / "sharpness.png").stat().st_size > 10_000
-
-
-def test_the_sharpness_of_a_mix_is_that_of_all_its_parts() -> None:
-    soft, others, sharp = grey_noise(6000, 0, 0.8), grey_noise(800, 1, 0.8), grey_noise(6000, 2, 0.4)
-    y = torch.zeros(800, dtype=torch.long)
-    inside = Split(others[:400], y[:400]), Split(others[400:], y[:400])
-    found = []
-    for parts in ((soft, sharp), (sharp, soft)):  # more than are looked at
-        task = Task("planted", CIFAR10, inside[0], inside[1], inside[1], Mixed(tuple(map(Fixed, parts))), {})
-        found.append(sharpness(task)[0].auroc)
-    assert found == pytest.approx([0.75, 0.75], abs=0.05)
 
 
 def test_overlap_by_words() -> None:

@@ -20,8 +20,8 @@ from demur.classifier.decision import Thresholds, calibrated, is_unknown, least_
 from demur.classifier.estimator import divided
 from demur.metrics import Prediction
 from demur.tasks.base import Fixed
+from demur.tasks.frequencies import Levelled, mean_power
 from demur.tasks.made import WidenedBox
-from demur.tasks.outliers import Levelled, mean_power
 
 FAST = demur.Classifier(method="map+nc", epochs=12, batch_size=16, lr=5e-3, device="cpu")
 few_to_calibrate = pytest.mark.filterwarnings("ignore:keep=.* needs")

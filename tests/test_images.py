@@ -20,6 +20,7 @@ from demur.tasks.augment import Jitter
 from demur.tasks.base import Fixed, as_input
 from demur.tasks.catalogue import CATALOGUE
 from demur.tasks.formats import to_png
+from demur.tasks.frequencies import Levelled, mean_power
 from demur.tasks.images import (
     CroppedOrResized,
     drawn,
@@ -31,7 +32,7 @@ from demur.tasks.images import (
     shows_class_of,
     to_train_with,
 )
-from demur.tasks.outliers import Levelled, Mixed, mean_power, smooth
+from demur.tasks.outliers import Mixed, smooth
 from demur.tasks.store import MissingData, Store, picture_column
 
 PAPER = Path(__file__).parents[2] / "shared" / "paper" / "tables.csv"

@@ -11,7 +11,7 @@ PACKAGE = Path(demur.__file__).parent
 LEVELS = (
     ("names", "streams"),
     ("checkpoint", "likelihoods", "networks", "tasks", "posterior", "metrics"),
-    ("training", "predictive", "model_file", "inputs"),
+    ("training", "predictive", "model_file", "inputs", "sharpness"),
     ("inference",),
     ("method",),
     ("classifier", "study"),

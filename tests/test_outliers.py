@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from scipy.fft import dctn
 from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
 from demur.tasks.base import Fixed
-from demur.tasks.outliers import Levelled, Mixed, Smooth, Uniform, far_away, mean_power, smooth, uniform
+from demur.tasks.outliers import Mixed, Smooth, Uniform, far_away, smooth, uniform
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -107,44 +106,3 @@ def test_a_mix_has_equal_parts_and_the_parts_are_drawn_anew() -> None:
         assert len(set(epoch[30:])) == 30
         assert set(epoch[30:]) <= set(range(100, 150))
     assert set(epochs[0][30:]) != set(epochs[1][30:])
-
-
-def grey_blurs(count: int, sigma: float, size: tuple[int, int, int] = (3, 32, 24)) -> Tensor:
-    """Blurred noise around middle grey, far from black and white."""
-    noise = np.random.default_rng(int(10 * sigma)).normal(size=(count, *size))
-    blurred = gaussian_filter(noise, (0, 0, sigma, sigma))
-    level = np.linspace(110, 150, count)[:, None, None, None]
-    return torch.from_numpy(level + 15 * blurred / blurred.std()).round().to(torch.uint8)
-
-
-def test_the_power_of_a_frequency_is_scipys() -> None:
-    x = pictures(5000, 1, 9)  # more than fit into a chunk
-    torch.testing.assert_close(
-        mean_power(x), torch.from_numpy((dctn(x.numpy() / 255, axes=(2, 3), norm="ortho") ** 2).mean((0, 1))).float()
-    )
-
-
-@pytest.mark.parametrize(("inside", "outside"), [(2.0, 0.7), (0.7, 2.0)])
-def test_levelled_outliers_have_the_inliers_power_and_their_own_brightness(inside: float, outside: float) -> None:
-    power, sharp = mean_power(grey_blurs(300, inside)), grey_blurs(200, outside)
-    source = Levelled(Fixed(sharp), power)
-    made = source.epoch(generator())
-    assert (made.shape, made.dtype) == (source.shape, torch.uint8)
-    seen = power > 1 / 255**2  # twelve times what rounding adds
-    assert seen.sum() > 50
-    seen[0, 0] = False
-    torch.testing.assert_close(mean_power(made)[seen], power[seen], rtol=0.2, atol=0)
-    assert (mean_power(sharp)[seen] / power[seen]).log().abs().mean() > 0.5
-    torch.testing.assert_close(made.float().mean((2, 3)), sharp.float().mean((2, 3)), rtol=0, atol=0.1)
-    standardised = (sharp.float() - 130) / 15
-    again = Levelled(Fixed(standardised), mean_power((grey_blurs(300, inside).float() - 130) / 15)).epoch(generator())
-    assert again.aminmax().min >= standardised.min()
-    assert again.aminmax().max <= standardised.max()
-    torch.testing.assert_close(again * 15 + 130, made.float(), rtol=0, atol=20)
-    assert ((again * 15 + 130 - made).abs() < 1.01).float().mean() > 0.99
-
-
-def test_flat_pictures_stay_flat() -> None:
-    flat = torch.linspace(0, 255, 20).round().to(torch.uint8)[:, None, None, None].expand(-1, 3, 28, 28)
-    made = Levelled(Fixed(flat), mean_power(grey_blurs(50, 1.0, (3, 28, 28)))).epoch(generator())
-    assert (made.int() - flat).abs().max() <= 1

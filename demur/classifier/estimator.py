@@ -208,7 +208,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         kind = self.preprocessing_.made_from
         if outliers is None or isinstance(outliers, str):
             if made is not None:
-                made_up(kind, str(made), inliers, Fixed(inliers))  # a wrong name is said first
+                made_up(kind, str(made), inliers, inliers)  # a wrong name is said first
                 alone = "+".join(part for part in (outliers, *str(made).split("+")) if part and part != LEVELLED)
                 raise ValueError(
                     f"made {made!r} goes beside real outliers, and there are none; give some as outliers"
@@ -230,7 +230,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         said = f"{len(given.x)} given"
         if made is None:
             return said, given
-        name, beside = made_up(kind, str(made), inliers, given)
+        name, beside = made_up(kind, str(made), inliers, given.x)
         return f"{said}+{name}", Mixed((given, *(beside.sources if isinstance(beside, Mixed) else (beside,))))
 
     def _network(self, x: Tensor) -> tuple[Network, bool]:

@@ -15,8 +15,9 @@ from demur.streams import generator_for
 from demur.tasks.augment import Jitter, random_crops
 from demur.tasks.base import Augment, Fixed, OutlierSource, Split, Task
 from demur.tasks.catalogue import CATALOGUE
+from demur.tasks.frequencies import Levelled, mean_power
 from demur.tasks.made import LEVELLED, JoinedHalves, ShuffledPatches, parts_of
-from demur.tasks.outliers import Levelled, Mixed, Smooth, Uniform, far_away, mean_power, smooth, uniform
+from demur.tasks.outliers import Mixed, Smooth, Uniform, far_away, smooth, uniform
 from demur.tasks.overlap import overlapping_classes, read_class_names, read_known_overlap
 from demur.tasks.shift import grey
 from demur.tasks.store import Store

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from demur.names import choose
-from demur.tasks.base import OutlierSource, as_input
-from demur.tasks.outliers import Levelled, Mixed, mean_power, smooth
+from demur.tasks.base import Fixed, OutlierSource, as_input
+from demur.tasks.frequencies import levelled, mean_power
+from demur.tasks.outliers import Mixed, smooth
 
 WIDENED = 0.5  # on each side, of a column's range
 PATCHES = 4  # along a picture's shorter side
@@ -175,9 +176,7 @@ def parts_of(outliers: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.removesuffix(f"_{LEVELLED}") for part in (outliers or "").split("+")))
 
 
-def made_up(
-    kind: str, name: str | None, inliers: Tensor, given: OutlierSource | None = None
-) -> tuple[str, OutlierSource]:
+def made_up(kind: str, name: str | None, inliers: Tensor, given: Tensor | None = None) -> tuple[str, OutlierSource]:
     """The made-up outliers of that name (`a+b` is a mix; None is the kind's default) and the name, to be recorded.
 
     Where real pictures are `given`, `levelled` are these, made as sharp as the inliers.
@@ -185,6 +184,6 @@ def made_up(
     name = BY_DEFAULT[kind] if name is None else name
     makes = dict(MADE[kind])
     if given is not None and kind == "pictures":
-        makes[LEVELLED] = lambda pictures: Levelled(given, mean_power(pictures))
+        makes[LEVELLED] = lambda pictures: Fixed(levelled(given, mean_power(pictures)))
     sources = tuple(choose(makes, part, f"made-up outliers for {kind}")(inliers) for part in name.split("+"))
     return name, sources[0] if len(sources) == 1 else Mixed(sources)

@@ -1,6 +1,5 @@
-"""Outliers made from noise or from other outliers, on the device of what they are made from."""
+"""Synthetic outliers, made on the device of what they are made from."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,6 @@ from demur.tasks.base import OutlierSource, as_input
 FAR_AWAY = 5000.0
 CHUNK = 4096
 MAX_SIGMA = 2.5
-ROUNDING = 1 / (12 * 255**2)  # the power, at any frequency, of rounding to whole grey values
 
 
 def uniform(count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -111,51 +109,3 @@ class Mixed:
 
     def to(self, device: torch.device | str) -> "Mixed":
         return Mixed(tuple(source.to(device) for source in self.sources))
-
-
-def cosines(size: int) -> Tensor:
-    """The orthonormal cosine transform along `size` pixels: (size, size), a row a frequency."""
-    place = torch.arange(size, dtype=torch.float64)
-    waves = (math.pi / size * place[:, None] * (place + 0.5)).cos() * math.sqrt(2 / size)
-    waves[0] /= math.sqrt(2)
-    return waves.float()
-
-
-def mean_power(x: Tensor) -> Tensor:
-    """Of pictures (N, C, H, W), by frequency down and across: (H, W)."""
-    down, across = (cosines(size).to(x.device) for size in x.shape[2:])
-    parts = [(down @ as_input(chunk) @ across.mT).square().sum((0, 1)) for chunk in x.split(CHUNK)]
-    return torch.stack(parts).sum(0) / (x.shape[0] * x.shape[1])
-
-
-@dataclass(frozen=True)
-class Levelled:
-    """Pictures of a source, filtered to a given mean power at every frequency but brightness, within their own range.
-
-    Where outliers are sharper than inliers, which comes of how both were made small, a network learns to tell them by
-    that, and lets others pass that are not.
-    """
-
-    source: OutlierSource
-    power: Tensor  # the inliers', see mean_power
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.source.shape
-
-    def epoch(self, generator: torch.Generator) -> Tensor:
-        x = self.source.epoch(generator)
-        down, across = (cosines(size).to(x.device) for size in x.shape[2:])
-        gain = (self.power / mean_power(x).clamp_min(ROUNDING)).sqrt()
-        gain[0, 0] = 1
-        whole = x.dtype == torch.uint8
-        low, high = (0.0, 1.0) if whole else (x.min().item(), x.max().item())
-
-        def filtered(chunk: Tensor) -> Tensor:
-            changed = (down.mT @ (gain * (down @ as_input(chunk) @ across.mT)) @ across).clamp_(low, high)
-            return changed.mul_(255).round_().to(torch.uint8) if whole else changed
-
-        return torch.cat([filtered(chunk) for chunk in x.split(CHUNK)])
-
-    def to(self, device: torch.device | str) -> "Levelled":
-        return Levelled(self.source.to(device), self.power.to(device))

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from demur.names import choose
+from demur.tasks.frequencies import cosines
 
 SEVERITIES = (1, 2, 3, 4, 5)
 ROTATIONS = tuple(range(15, 181, 15))
@@ -292,9 +293,7 @@ def quantise(x: Tensor, steps: Tensor, quality: int) -> Tensor:
     """Channels in -128..127, each 8 x 8 block rounded in the cosine basis to multiples of the table's steps."""
     scale = 5000 // quality if quality < 50 else 200 - 2 * quality
     step = ((steps * scale + 50) // 100).clamp(1, 255).to(x.device)
-    k = torch.arange(8, device=x.device)
-    cosine = torch.cos((2 * k + 1) * k[:, None] * math.pi / 16) / 2
-    cosine[0] /= math.sqrt(2)
+    cosine = cosines(8).to(x.device)
     blocks = x.unflatten(3, (-1, 8)).unflatten(2, (-1, 8)).transpose(3, 4)
     # libjpeg's coefficients have three fractional bits, and halves are rounded away from zero
     levels = (8 * cosine @ blocks @ cosine.T).round() / (8 * step)
