@@ -267,7 +267,8 @@ class Separation:
         """Share of negatives that pass the threshold which 95 % of the positives pass."""
         place = 0.05 * (len(self.positive) - 1)
         low, high = self.positive[math.floor(place)], self.positive[math.ceil(place)]
-        threshold = low + (place - math.floor(place)) * (high - low) if high > low else low
+        # from minus infinity no share of the way leads anywhere
+        threshold = low + (place - math.floor(place)) * (high - low) if high > low > -math.inf else low
         passing = len(self.negative) - np.searchsorted(self.negative, threshold, "left")
         return float(passing / len(self.negative))
 
