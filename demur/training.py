@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.util import find_spec
+from threading import RLock
 from types import MappingProxyType
 from typing import Any
 
@@ -49,10 +50,16 @@ def observed(observer: Callable[[EpochReport], None]) -> Iterator[None]:
         _observer.reset(token)
 
 
+_one_at_a_time = RLock()
+
+
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Randomness inside the block follows from the seed; outside, it goes on as if nothing had happened."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    """Randomness inside the block follows from the seed; outside, it goes on as if nothing had happened.
+
+    Dropout and fresh weights draw from torch's own generator, which all threads share; so they take turns.
+    """
+    with _one_at_a_time, torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
 

@@ -157,6 +157,30 @@ def test_every_layer_has_its_path():
     assert {type(m) for n in NETWORKS for m in built(n, 3)[0].modules()} >= set(RULES)
 
 
+class InPlace(nn.Module):
+    """Begins in place; its parameters have a rule, none, and none that vmap knows."""
+
+    def __init__(self, recurrent: bool) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(3, 4) + 0.5)
+        self.gru = nn.GRU(4, 4, batch_first=True) if recurrent else None
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x.relu_().sub_(0.5) * self.scale
+        return self.head((h if self.gru is None else self.gru(h)[0]).flatten(1))
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_a_network_may_begin_in_place_and_the_data_stays(recurrent):
+    torch.manual_seed(0)
+    model, x = InPlace(recurrent).eval(), torch.randn(5, 3, 4)
+    before, root = x.clone(), plain(3).inside.fisher_root
+    fisher = diagonal_fisher(model, root, x)
+    assert torch.equal(x, before)
+    assert_same(fisher, one_by_one(model, root, before.clone()))
+
+
 def test_only_the_head_on_request():
     model, x = built("lenet", 3)
     root = plain(3).inside.fisher_root

@@ -11,8 +11,8 @@ PACKAGE = Path(demur.__file__).parent
 LEVELS = (
     ("names", "streams"),
     ("checkpoint", "likelihoods", "networks", "tasks", "posterior", "metrics"),
-    ("training", "predictive", "model_file", "inputs", "sharpness"),
-    ("inference",),
+    ("training", "predictive", "posterior_file", "inputs", "sharpness"),
+    ("inference", "model_file"),
     ("method",),
     ("classifier", "study"),
     ("report", "audit", "bench", "export"),

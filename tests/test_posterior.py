@@ -13,7 +13,8 @@ from torch import nn
 from demur.likelihoods import none_class, plain
 from demur.metrics import entropy, spread
 from demur.networks import lenet, mlp
-from demur.posterior import Gaussian, Mixture, Point, load, read_about, save
+from demur.posterior import Gaussian, Mixture, Point
+from demur.posterior_file import load, read_about, save
 from demur.predictive import BLOCK, predict
 
 
@@ -177,6 +178,19 @@ def test_blocks_do_not_matter():
     torch.testing.assert_close(whole.expected_entropy[-5:], tail.expected_entropy)
 
 
+def test_a_network_may_begin_in_place_and_the_data_stays(x):
+    def begins_in_place(made: nn.Module) -> nn.Module:
+        made.features = nn.Sequential(nn.ReLU(inplace=True), made.features)
+        return made
+
+    before = x.clone()
+    for kind in KINDS:
+        posterior = make(kind, lambda: begins_in_place(SMALL()))
+        first, second = (predict(posterior, none_class(3), x) for _ in range(2))
+        assert torch.equal(x, before)
+        assert torch.equal(first.probs, second.probs)
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_inputs_may_be_as_wide_as_they_like(count):
     wide = torch.randn(count, 2**18)
@@ -296,7 +310,8 @@ def _bad_files(folder):
     save(make("point", partial(Normed, 4)), folder / "normed")
     damaged = "is not a posterior saved by demur, or it is damaged"
     return {
-        **dict.fromkeys(("empty", "truncated", "text", "pickle", "foreign", "odd", "."), damaged),
+        **dict.fromkeys(("empty", "truncated", "text", "pickle", "odd", "."), damaged),
+        "foreign": rf"{damaged} \('demur'\)",
         "newer": "has format 99, this demur reads 1; save it anew",
         "other head": r"head\.(weight is \(5, 8\)|bias is \(5,\)) in the saved posterior, \(4.*\) in the network",
         "deeper": r"features\.3\.(weight|bias) is \(8.*\) in the saved posterior, absent in the network",
@@ -310,6 +325,26 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
         with pytest.raises(ValueError, match=says):
             load(tmp_path / name, partial(mlp, 4, inputs=4, hidden=(8,)))
     load(tmp_path / "good", partial(mlp, 4, inputs=4, hidden=(8,)))
+
+
+def test_variances_must_go_with_the_network():
+    network = SMALL().eval()
+    good = {"head.weight": torch.ones(4, 8), "head.bias": torch.ones(4)}
+    Gaussian(network, good, over_head=True)
+    for change, why in (
+        ({"head.bias": -torch.ones(4)}, "head.bias is negative"),
+        ({"head.bias": torch.full((4,), torch.inf)}, "infinite"),
+        ({"head.bias": torch.ones(1)}, r"shape \(1,\), the parameter \(4,\)"),
+        ({"tail.bias": torch.ones(4)}, "the parameter is absent"),
+        ({"features.1.bias": torch.ones(8)}, "over the head it must have"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            Gaussian(network, good | change, over_head=True)
+    with pytest.raises(ValueError, match="variance is empty"):
+        Gaussian(network, {})
+    for draws in (0, -1, 2.5, True, 10**6):
+        with pytest.raises(ValueError, match="num_draws"):
+            Gaussian(network, good, num_draws=draws)
 
 
 def test_a_draw_too_many_is_refused(x):

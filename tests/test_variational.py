@@ -119,6 +119,9 @@ def test_a_head_that_can_be_treated_apart() -> None:
         model = HeadedNetwork(nn.Dropout(0.5), 4, 3).train(mode)
         assert with_head(model, x) is model
         assert model.training is mode
+    begins_in_place, before = HeadedNetwork(nn.ReLU(inplace=True), 4, 3), x.clone()
+    with_head(begins_in_place, x)
+    assert torch.equal(x, before)
     pictures = torch.randint(256, (2, 4), dtype=torch.uint8)
     with_head(HeadedNetwork(nn.Identity(), 4, 3), pictures)
 

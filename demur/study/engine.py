@@ -19,7 +19,8 @@ import demur
 from demur.checkpoint import checkpointed, seconds_in
 from demur.inference import INFERENCES
 from demur.method import method_name
-from demur.posterior import Posterior, load, save
+from demur.posterior import Posterior
+from demur.posterior_file import load, save
 from demur.predictive import predict
 from demur.study.conventions import Data, Fit, resolve
 from demur.study.further import FURTHER
