@@ -11,20 +11,19 @@ tests change. Torch is imported once and every mutant is a fork, so that most co
 """
 
 import argparse
-import ast
 import hashlib
 import json
 import os
-import random
 import shutil
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from mutations import Mutant, drawn
 
 ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
@@ -52,181 +51,6 @@ MODULES = {
     "classifier/decision": ("decision",),
     "study/engine": ("study",),
 }
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One change; `before` and `after` are the lines that it touches, on one line, and `lines` those of its statement."""
-
-    module: str
-    line: int
-    kind: str
-    before: str
-    after: str
-    source: str
-    lines: tuple[int, int] | None  # None: executed when the module is imported
-
-    @property
-    def key(self) -> str:
-        return f"{self.module}:{self.line} {self.before} -> {self.after}"
-
-
-# what can be changed -----------------------------------------------------------------------------------------------
-
-COMPARISONS = {"Lt": "<=", "LtE": "<", "Gt": ">=", "GtE": ">", "Eq": "!=", "NotEq": "=="} | {
-    "Is": "is not", "IsNot": "is", "In": "not in", "NotIn": "in"
-}  # fmt: skip
-ARITHMETIC = {"Add": "-", "Sub": "+", "Mult": "/", "Div": "*", "FloorDiv": "*", "Mod": "//", "Pow": "*", "BitAnd": "|"}
-OPPOSITES = {
-    "min": "max",
-    "amin": "amax",
-    "minimum": "maximum",
-    "floor": "ceil",
-    "any": "all",
-    "clamp_min": "clamp_max",
-}
-OPPOSITES |= {there: back for back, there in OPPOSITES.items()}
-DROPPED = {"sqrt", "exp", "log", "square", "abs", "clone", "cumsum", "sort", "mean", "log_softmax", "removeprefix"}
-COMMUTE = {"minimum", "maximum", "min", "max", "dot", "isinstance"}
-UNSEEN = (None, "stacklevel", "strict", "device", "force")  # of these arguments only a GPU, or nobody, takes notice
-
-
-def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
-    """Kind, what is replaced, and by what source."""
-    text = ast.unparse
-    match node:
-        case ast.Compare(left=left, ops=[op], comparators=[right]):
-            yield "comparison", node, f"{text(left)} {COMPARISONS[type(op).__name__]} {text(right)}"
-        case ast.BinOp(left=left, op=op, right=right) if type(op).__name__ in ARITHMETIC:
-            yield "arithmetic", node, f"(({text(left)}) {ARITHMETIC[type(op).__name__]} ({text(right)}))"
-        case ast.AugAssign(target=target, op=op, value=value):
-            if type(op).__name__ in ARITHMETIC:
-                yield "arithmetic", node, f"{text(target)} {ARITHMETIC[type(op).__name__]}= {text(value)}"
-            yield "dropped statement", node, "pass"
-        case ast.BoolOp(op=op, values=values):
-            other = " or " if isinstance(op, ast.And) else " and "
-            yield "boolean", node, f"({other.join(f'({text(value)})' for value in values)})"
-        case ast.Constant(value=bool(value)):
-            yield "constant", node, str(not value)
-        case ast.Constant(value=int(value)):
-            yield "constant", node, str(value + 1)
-            yield "constant", node, f"({value - 1})"
-        case ast.Constant(value=float(value)):
-            yield "constant", node, str(0.5 * value or 1.0)
-            yield "constant", node, str(2 * value or -1.0)
-        case ast.UnaryOp(op=ast.Not() | ast.Invert() | ast.USub(), operand=operand):
-            yield "dropped sign", node, f"({text(operand)})"
-        case ast.Expr(value=ast.Call()):
-            yield "dropped statement", node, "pass"
-        case ast.Raise():
-            yield "dropped statement", node, "pass"
-        case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
-            yield "dropped statement", node, "pass"
-        case ast.Return(value=ast.expr()):
-            yield "return None", node, "return None"
-        case ast.Break():
-            yield "break", node, "continue"
-        case ast.Continue():
-            yield "continue", node, "break"
-        case ast.Slice(lower=lower, upper=upper):
-            for bound in (lower, upper):
-                if bound is not None:
-                    yield "slice bound", bound, "None"
-    if isinstance(node, ast.If | ast.IfExp | ast.While):
-        yield "negated condition", node.test, f"(not ({text(node.test)}))"
-    if isinstance(node, ast.comprehension):
-        for test in node.ifs:
-            yield "negated condition", test, f"(not ({text(test)}))"
-    if isinstance(node, ast.Call):
-        yield from changed_calls(node)
-
-
-def changed_calls(node: ast.Call) -> Iterator[tuple[str, ast.AST, str]]:
-    text, args = ast.unparse, [ast.unparse(arg) for arg in node.args]
-    keywords = [ast.unparse(keyword) for keyword in node.keywords]
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    if name in OPPOSITES:
-        other = text(node.func)[: -len(name)] + OPPOSITES[name]
-        yield "opposite", node, f"{other}({', '.join([*args, *keywords])})"
-    if name in DROPPED and isinstance(node.func, ast.Attribute) and text(node.func.value) not in ("math", "np"):
-        yield "dropped call", node, text(node.func.value)
-    if len(args) > 1 and name not in COMMUTE and not any(isinstance(arg, ast.Starred) for arg in node.args[:2]):
-        yield "swapped arguments", node, f"{text(node.func)}({', '.join([args[1], args[0], *args[2:], *keywords])})"
-    for index, keyword in enumerate(node.keywords):
-        if keyword.arg not in UNSEEN:
-            kept = [*args, *keywords[:index], *keywords[index + 1 :]]
-            yield "dropped argument", node, f"{text(node.func)}({', '.join(kept)})"
-
-
-def is_left_alone(node: ast.AST) -> bool:
-    """Types, messages, documentation, and what mutants of say nothing about the code."""
-    if isinstance(node, ast.Import | ast.ImportFrom | ast.Assert | ast.JoinedStr):
-        return True
-    if isinstance(node, ast.keyword):
-        return node.arg in UNSEEN
-    if isinstance(node, ast.FunctionDef):
-        return node.name in ("__repr__", "__str__")
-    return isinstance(node, ast.Expr) and ast.unparse(node).startswith(("logger.", "warnings.filterwarnings("))
-
-
-def sites(tree: ast.AST) -> Iterator[tuple[ast.AST, ast.stmt | None, tuple[int, int] | None]]:
-    """Every node that may be changed, with the lines whose execution would execute it."""
-
-    def walk(node: ast.AST, lines: tuple[int, int] | None, inside: bool) -> Iterator:
-        for name, field in ast.iter_fields(node):
-            if name in ("annotation", "returns", "decorator_list", "bases"):
-                continue
-            for child in field if isinstance(field, list) else [field]:
-                if not isinstance(child, ast.AST) or is_left_alone(child):
-                    continue
-                its, within = lines, inside
-                if isinstance(child, ast.FunctionDef):
-                    its, within = (child.body[0].lineno, child.end_lineno or child.lineno), True
-                elif isinstance(child, ast.stmt) and inside:
-                    body = getattr(child, "body", None)
-                    its = (child.lineno, max(child.lineno, body[0].lineno - 1) if body else child.end_lineno)
-                yield child, its
-                yield from walk(child, its, within)
-
-    yield from walk(tree, None, False)
-
-
-def mutants_of(module: str) -> list[Mutant]:
-    """All of a module's, in the order of its source; some may not compile, or be no change at all."""
-    source = (ROOT / "demur" / f"{module}.py").read_bytes()
-    starts = [0]
-    for line in source.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
-    found: dict[str, Mutant] = {}
-    for node, lines in sites(ast.parse(source)):
-        for kind, target, replacement in changes(node):
-            begin = starts[target.lineno - 1] + target.col_offset
-            end = starts[target.end_lineno - 1] + target.end_col_offset
-            mutated = source[:begin] + replacement.encode() + source[end:]
-            first, last = starts[target.lineno - 1], starts[target.end_lineno]
-            before = " ".join(source[first:last].decode().split())
-            after = " ".join(mutated[first : last + len(mutated) - len(source)].decode().split())
-            mutant = Mutant(module, target.lineno, kind, before, after, mutated.decode(), lines)
-            found.setdefault(mutant.key, mutant)
-    return list(found.values())
-
-
-def drawn(module: str, count: int, seed: int) -> list[Mutant]:
-    every = mutants_of(module)
-    random.Random(f"{seed} {module}").shuffle(every)
-    original = ast.dump(ast.parse((ROOT / "demur" / f"{module}.py").read_bytes()))
-    chosen: list[Mutant] = []
-    for mutant in every:
-        try:
-            changed = ast.dump(compile(mutant.source, module, "exec", ast.PyCF_ONLY_AST)) != original
-            compile(mutant.source, module, "exec")
-        except SyntaxError:  # such as `continue` outside a loop
-            continue
-        if changed:
-            chosen.append(mutant)
-        if len(chosen) == count:
-            break
-    return sorted(chosen, key=lambda mutant: mutant.line)
 
 
 def equivalents() -> dict[tuple[str, str, str], str]:
@@ -277,27 +101,27 @@ class Watch:
         self.out, self.trace = out, trace
         self.tests: dict[str, dict] = {}
 
-    def pytest_runtest_protocol(self, item, nextitem):  # noqa: ANN001, ANN201
+    def pytest_runtest_protocol(self, item, nextitem):
         if not self.trace:
             return
         lines: dict[str, set[int]] = {module: set() for module in MODULES}
 
-        def local(frame, event, arg):  # noqa: ANN001, ANN202
+        def local(frame, event, arg):
             lines[self.files[frame.f_code.co_filename]].add(frame.f_lineno)
             return local
 
-        def calls(frame, event, arg):  # noqa: ANN001, ANN202
+        def calls(frame, event, arg):
             return local if frame.f_code.co_filename in self.files else None
 
         self.tests[item.nodeid] = {"seconds": time.perf_counter(), "lines": lines}
         sys.settrace(calls)
 
-    def pytest_runtest_logfinish(self, nodeid, location):  # noqa: ANN001, ANN201
+    def pytest_runtest_logfinish(self, nodeid, location):
         if self.trace:
             sys.settrace(None)
             self.tests[nodeid]["seconds"] = time.perf_counter() - self.tests[nodeid]["seconds"]
 
-    def pytest_runtest_logreport(self, report):  # noqa: ANN001, ANN201
+    def pytest_runtest_logreport(self, report):
         if report.failed:
             self.out.write_text(json.dumps({"failed": report.nodeid}))
 
@@ -352,16 +176,15 @@ class Bench:
 
     def __init__(self, copy: Path, kept: Path) -> None:
         self.copy, self.kept, self.out = copy, kept, copy / "out.json"
-        self.package = digest(*(ROOT / "demur").rglob("*.py"))
-        for name in ("demur", "tests", "examples", "docs", "results"):
+        for name in ("demur", "tests", "examples"):
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("pyproject.toml", "README.md", "Makefile", "constraints.txt", "CHANGELOG.md"):
-            shutil.copy2(ROOT / name, copy / name)
+        shutil.copy2(ROOT / "pyproject.toml", copy)
+        self.package = digest(*(copy / "demur").rglob("*.py"))
 
     def executed(self, stem: str) -> dict[str, dict]:
         """Tests of a file, with the lines that each executes; recorded once for each state of the sources."""
-        file = ROOT / "tests" / f"test_{stem}.py"
-        record = self.kept / f"lines-{stem}-{self.package}-{digest(file, ROOT / 'tests' / 'conftest.py')}.json"
+        file = self.copy / "tests" / f"test_{stem}.py"
+        record = self.kept / f"lines-{stem}-{self.package}-{digest(file, file.with_name('conftest.py'))}.json"
         if not record.exists():
             started = time.monotonic()
             code = in_fork(self.copy, [f"tests/{file.name}"], self.out, 3600, trace=True)
@@ -426,10 +249,9 @@ def report(results: list[dict]) -> tuple[str, float]:
         cells = (its.total(), its["killed"], its["survived"], its["equivalent"], its["gpu"], f"{score:.1f}")
         lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
     lines += ["", "The score is killed / (killed + survived). Survivors:", ""]
-    lines += [
-        f"demur/{one['module']}.py:{one['line']} ({one['kind']}; {one['by']})\n    - {one['before']}\n    + {one['after']}"
-        for one in left
-    ]
+    for one in left:
+        lines += [f"demur/{one['module']}.py:{one['line']} ({one['kind']}; {one['by']})"]
+        lines += [f"    - {one['before']}", f"    + {one['after']}"]
     return "\n".join(lines) + "\n", score
 
 
@@ -439,8 +261,7 @@ def work(mutants: list[Mutant], kept: Path, share: int, jobs: int) -> None:
         bench = Bench(Path(scratch).resolve(), kept)
         for number, mutant in enumerate(mutants[share::jobs]):
             started = time.monotonic()
-            state = digest(ROOT / "demur" / f"{mutant.module}.py")
-            tests = digest(*(ROOT / "tests" / f"test_{stem}.py" for stem in MODULES[mutant.module]))
+            state, tests = states(mutant, bench.copy)
             found = bench.outcome(mutant)
             told = {name: value for name, value in asdict(mutant).items() if name not in ("source", "lines")}
             with open(kept / "results.jsonl", "a") as file:
@@ -490,12 +311,17 @@ def stored(kept: Path) -> dict[str, dict]:
     return {f"{row['module']}:{row['line']} {row['before']} -> {row['after']}": row for row in rows}
 
 
+def states(mutant: Mutant, root: Path) -> tuple[str, str]:
+    """What tells one state of the module, and of its tests, from another."""
+    tests = [root / "tests" / f"test_{stem}.py" for stem in MODULES[mutant.module]]
+    return digest(root / "demur" / f"{mutant.module}.py"), digest(*tests)
+
+
 def is_known(mutant: Mutant, row: dict | None) -> bool:
-    if row is None or row["state"] != digest(ROOT / "demur" / f"{mutant.module}.py"):
+    if row is None:
         return False
-    return row["outcome"] == "killed" or row["tests"] == digest(
-        *(ROOT / "tests" / f"test_{stem}.py" for stem in MODULES[mutant.module])
-    )
+    state, tests = states(mutant, ROOT)
+    return row["state"] == state and (row["outcome"] == "killed" or row["tests"] == tests)
 
 
 if __name__ == "__main__":
