@@ -37,10 +37,11 @@ WRITTEN = dict(
     zip(("Lt", "LtE", "Gt", "GtE", "Eq", "NotEq", "Is", "IsNot", "In", "NotIn"), sum(PAIRS, ()), strict=True)
 )
 ARITHMETIC = {"Add": "-", "Sub": "+", "Mult": "/", "Div": "*", "FloorDiv": "*", "Mod": "//", "Pow": "*", "BitAnd": "|"}
-OPPOSITES = dict(
-    [("min", "max"), ("minimum", "maximum"), ("floor", "ceil"), ("any", "all"), ("clamp_min", "clamp_max")]
-)
-OPPOSITES |= {there: back for back, there in OPPOSITES.items()} | {"amin": "amax", "amax": "amin"}
+OPPOSITES = {"min": "max", "amin": "amax", "minimum": "maximum", "clamp_min": "clamp_max"} | {
+    "floor": "ceil",
+    "any": "all",
+}
+OPPOSITES |= {there: back for back, there in OPPOSITES.items()}
 DROPPED = {"sqrt", "exp", "log", "square", "abs", "clone", "cumsum", "sort", "mean", "log_softmax", "removeprefix"}
 COMMUTE = {"minimum", "maximum", "min", "max", "dot", "isinstance"}
 UNSEEN = (None, "stacklevel", "strict", "device", "force")  # of these arguments only a GPU, or nobody, takes notice

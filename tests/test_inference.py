@@ -1,5 +1,7 @@
 """The contract: every likelihood under every inference method, with and without batch norm."""
 
+import math
+import re
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -90,7 +92,13 @@ def test_settings_are_the_papers():
     assert VariationalBayes() == VariationalBayes(0.1, 5e-4, None, -6.0, 5, 200)
     assert Flipout() == Flipout(0.1, prior_precision=1.0, log_variance=-6.0, num_draws=10, mean_kl=False)
     assert CyclicalSGHMC() == CyclicalSGHMC(0.1, 0.9, 1.0, cycles=4, samples_per_cycle=3, length=2.0)
-    assert (Laplace().num_draws, Laplace().over, Laplace().estimator) == (20, "all", "sampled")
+    assert (Laplace().num_draws, Laplace().tuning_draws, Laplace().over, Laplace().estimator) == (
+        20,
+        20,
+        "all",
+        "sampled",
+    )
+    assert Laplace().grid == pytest.approx([1e-2, 1e-1, 1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8])
 
 
 @pytest.mark.parametrize("inference", INFERENCES)
@@ -248,6 +256,69 @@ def test_the_tuned_prior_costs_no_more_than_the_slack(task, network, criterion):
     assert chosen.tuning.at_map == (nll(at_map, y), accuracy(at_map, y))
     for precision, by_nll, right in chosen.tuning.rows:
         assert (by_nll, right) == (nll(tried(precision), y), accuracy(tried(precision), y))
+
+
+def prediction_of(by_nll: float, right: float) -> Prediction:
+    """Of 1,000 inputs of class 0, with that mean negative log-likelihood and that accuracy."""
+    count = round(1000 * right)
+    wrong = (1 - right) * -math.log(0.4)
+    of_label = torch.full((1000,), 0.4, dtype=torch.float64)
+    of_label[:count] = math.exp((wrong - by_nll) / right)
+    probs = torch.stack([of_label, 1 - of_label, 0 * of_label], 1)
+    made = Prediction(probs, None, torch.zeros(1000))
+    assert (nll(made, torch.zeros(1000).long()), accuracy(made, torch.zeros(1000).long())) == pytest.approx(
+        (by_nll, right)
+    )
+    return made
+
+
+SAME = (0.4, 0.95)  # NLL and accuracy of the MAP network, unless another is given
+EVERY, EDGE = "every prior precision .* makes the network worse", "is at the edge of the grid"
+
+
+@pytest.mark.parametrize(
+    ("curve", "at_map", "chosen", "tried", "warns"),
+    [
+        # four inputs of 1,000 may be lost, six may not
+        ({100: SAME, 10: (0.4, 0.946), 1: (0.4, 0.944), 0.1: (0.4, 0.944)}, SAME, 10, 4, None),
+        # the NLL may be 1 % above the best, whose it is, the MAP network's included
+        ({100: SAME, 10: (0.4039, 0.95), 1: (0.4041, 0.95), 0.1: (0.41, 0.95)}, SAME, 10, 4, None),
+        ({100: (0.3935, 0.95), 10: (0.3943, 0.95), 1: SAME, 0.1: SAME}, (0.39, 0.95), 100, 4, None),
+        # an NLL more than 5 % above what may be chosen ends the search
+        ({100: SAME, 10: (0.4252, 0.95), 1: SAME, 0.1: SAME}, SAME, 100, 2, EDGE),
+        ({100: SAME, 10: (0.4232, 0.95), 1: SAME, 0.1: (0.5, 0.95)}, SAME, 1, 4, None),
+        # beyond the grid, by decades, as far as need be and no farther than twelve
+        ({1e4: SAME, 1e3: (0.45, 0.95), 100: (0.5, 0.95)}, SAME, 1e4, 3, EVERY),
+        ({100 * 10.0**k: (0.5, 0.95) for k in range(13)}, SAME, 1e14, 13, EVERY),
+        # at the edge: still falling, or level
+        ({100: (0.5, 0.95), 10: (0.45, 0.95), 1: (0.42, 0.95), 0.1: SAME}, (0.6, 0.95), 0.1, 4, EDGE),
+        ({100: (0.5, 0.95), 10: (0.45, 0.95), 1: (0.402, 0.95), 0.1: SAME}, (0.6, 0.95), 0.1, 4, None),
+    ],
+)
+def test_the_prior_is_chosen_by_the_rule(task, network, recipe, monkeypatch, curve, at_map, chosen, tried, warns):
+    def scripted(posterior, likelihood, x):
+        if isinstance(posterior, Point):
+            return prediction_of(*at_map)
+        assert (posterior.num_draws, posterior.seed, posterior.over_head) == (7, 3, False)
+        precision = 1 / float(posterior.variance["head.bias"])
+        return prediction_of(*next(its for of, its in curve.items() if math.isclose(of, precision, rel_tol=1e-5)))
+
+    task = replace(task, validation=Split(torch.zeros(1000, 4), torch.zeros(1000, dtype=torch.long)))
+    model = nn.Sequential()
+    model.head = nn.Linear(1, 1)
+    monkeypatch.setattr(Laplace, "fisher", lambda *_: {"head.bias": torch.zeros(1)})
+    monkeypatch.setattr("demur.inference.laplace.predict", scripted)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        laplace = Laplace(grid=(1, 0.1, 100, 10), tuning_draws=7, num_draws=9)
+        posterior = laplace.fit(network, plain(3), task, replace(recipe, seed=3), [Point(model)])
+    assert posterior.tuning.chosen == pytest.approx(chosen)
+    assert float(posterior.variance["head.bias"]) == pytest.approx(1 / chosen)
+    assert (posterior.num_draws, posterior.seed) == (9, 3)
+    rows = [row[0] for row in posterior.tuning.rows]
+    assert (len(rows), rows) == (tried, sorted(rows, reverse=True))
+    assert len(caught) == (warns is not None)
+    assert all(re.search(warns, str(warning.message)) for warning in caught)
 
 
 def test_tuning_never_ruins_a_network():
