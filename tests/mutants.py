@@ -27,7 +27,7 @@ from mutations import Mutant, drawn
 
 ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
-SLACK, SHORTEST = 5, 30.0  # a mutant may take so many times as long as the tests did, and so many seconds more
+SLACK, SHORTEST = 3, 20.0  # a mutant may take so many times as long as the tests did, and so many seconds more
 
 # what is mutated, and the tests of its subject
 MODULES = {

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -94,8 +95,58 @@ def flipped(content: bytes, place: int) -> bytes:
 )
 def test_a_damaged_part_is_refused(folder, part, damage):
     (folder / part).write_bytes(damage((folder / part).read_bytes()))
-    with pytest.raises(ValueError, match=r"is not a model saved by demur, or it is damaged \("):
+    with pytest.raises(ValueError, match=damaged(folder, r"\.json" if part == MANIFEST else part)):
         demur.load_model(folder)
+
+
+def damaged(path: Path, why: str) -> str:
+    return rf"^{re.escape(str(path))} is not a model saved by demur, or it is damaged \(.*{why}.*\); save it anew$"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda manifest: [], "manifest.json is not an object"),
+        (lambda manifest: {"demur": manifest["demur"]}, "manifest.json is not a manifest"),
+        (lambda manifest: manifest | {"parts": [MODEL, POSTERIOR]}, "manifest.json is not a manifest"),
+        (lambda manifest: manifest | {"more": 1}, "manifest.json is not a manifest"),
+        (lambda manifest: manifest | {"parts": {MODEL: manifest["parts"][MODEL]}}, "manifest.json lists other parts"),
+        *(
+            (lambda manifest, version=version: manifest | {"demur": version}, f"its format is {version!r}")
+            for version in ("one", 1.0, "1", "1.0.0", None)
+        ),
+    ],
+)
+def test_a_manifest_that_is_none_is_refused(folder, change, why):
+    (folder / MANIFEST).write_text(json.dumps(change(json.loads((folder / MANIFEST).read_text()))))
+    with pytest.raises(ValueError, match=damaged(folder, why)):
+        demur.load_model(folder)
+
+
+@pytest.mark.parametrize(("limit", "part"), [("LONGEST_MANIFEST", MANIFEST), ("LONGEST_MODEL", MODEL)])
+def test_parts_that_are_too_long_are_not_read(folder, monkeypatch, limit, part):
+    size = (folder / part).stat().st_size
+    monkeypatch.setattr(model_file, limit, size)
+    demur.load_model(folder)
+    monkeypatch.setattr(model_file, limit, size - 1)
+    with pytest.raises(ValueError, match=damaged(folder, f"{part} has more than {size - 1} bytes")):
+        demur.load_model(folder)
+
+
+def test_it_is_written_beside_its_place_into_folders_that_need_not_exist(model, tmp_path, monkeypatch):
+    """So that its last step is a renaming within one file system."""
+    written: list[Path] = []
+
+    def save(posterior: object, path: Path) -> None:
+        written.append(path)
+        save_posterior(posterior, path)
+
+    save_posterior = model_file.save_posterior
+    monkeypatch.setattr(model_file, "save_posterior", save)
+    for name in ("model", "model.demur"):
+        model.save(tmp_path / "new" / "er" / name)
+        assert (tmp_path / "new" / "er") in written.pop().parents
+        assert (demur.load_model(tmp_path / "new" / "er" / name, device="cpu").decide(X) == model.decide(X)).all()
 
 
 def test_missing_and_additional_parts_are_refused(folder, tmp_path):
