@@ -72,6 +72,9 @@ def test_examples_are_decorrelated_but_the_outputs_of_one_are_not(layer_and_shap
     for other, expected in ((0, covariance), (1, torch.zeros_like(covariance))):
         products = noise[:, 0, :, None] * noise[:, other, None, :]
         assert ((products.mean(0) - expected) / products.std(0) * DRAWS**0.5).abs().max() < 5
+    # nor is what one sees the other's up to a sign: every channel has a sign of its own
+    sizes = noise.abs().amax(2)
+    assert (~torch.isclose(sizes[:, 0], sizes[:, 1], rtol=1e-3)).float().mean() > 0.3
 
 
 def test_gradients_agree_with_per_example_weights(layer_and_shape) -> None:
