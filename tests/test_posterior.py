@@ -159,6 +159,13 @@ def test_impossible_posteriors_are_refused():
     with pytest.raises(ValueError, match="num_draws 0"):
         Gaussian(SMALL(), variance, num_draws=0)
     assert Gaussian(SMALL(), variance, num_draws=1).num_draws == 1
+    for seed in (-(2**63), 2**64 - 1):  # what a generator takes
+        assert Gaussian(SMALL(), variance, seed=seed).sample(0)
+    for seed in (-(2**63) - 1, 2**64, 1.0, "1", True):
+        with pytest.raises(ValueError, match=f"seed {seed!r}"):
+            Gaussian(SMALL(), variance, seed=seed)
+    with pytest.raises(ValueError, match="over_head 1 is neither"):
+        Gaussian(SMALL(), variance, over_head=1)
 
 
 def test_the_trunk_runs_once_for_all_draws_of_the_head(x):
