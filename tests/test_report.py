@@ -78,6 +78,7 @@ def make_result(
         sets = {VALIDATION: predict(sure, classes, none, seed, y), PRINTED: predict(3.0, classes, none, seed)}
         further["validation"] = Predicted(y, sets)
     record = {
+        "fit": {"recipe": {"epochs": 1}},
         "notes": {"tiny": "stands in for large"},
         "missing": list(missing),
         "seconds": {"fit": 12.25, "predict": 1.5},

@@ -19,9 +19,11 @@ import torch
 from demur.likelihoods import none_class
 from demur.metrics import brier
 from demur.networks import mlp
+from demur.study import cells as making
 from demur.study import engine, grid
+from demur.study.cells import Place, load_data, networks_of, run_cell
 from demur.study.conventions import Data, none_class_averaged_together, resolve
-from demur.study.engine import LOG, Place, load_data, networks_of, plan, results_of, run_cell, run_cells
+from demur.study.engine import LOG, plan, results_of, run_cells
 from demur.study.grid import BY_DEFAULT, CONVENTIONS, PAPER_ROWS, STUDIES, Cell, Setting, select
 from demur.study.processes import Crew, processes
 from demur.study.results import PREDICTIONS, folder_name, pack, read_results, unpack
@@ -269,7 +271,7 @@ def test_killed_three_times_it_ends_with_the_same_bytes(tmp_path: Path):
 
 
 def test_seconds_before_a_stop_are_in_the_record(place: Place, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(engine, "seconds_in", lambda path: 1_000.0)
+    monkeypatch.setattr(making, "seconds_in", lambda path: 1_000.0)
     record = json.loads((run_cell(quick("map")[0], place) / "cell.json").read_text())
     assert 1_000 < record["seconds"]["fit"] < 1_100
 
