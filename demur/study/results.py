@@ -96,8 +96,8 @@ def write_further(
     """Beside the predictions of a whole folder; again the record last. `data` are hashes of what was predicted."""
     digests = {file_of(name): write_predictions(folder / file_of(name), Predicted(y, sets))}
     record = read_record(folder)
-    added = {"further": {name: list(sets)}, DIGESTS: digests, "data": data or {}}
-    write_record(folder, {**record, **{key: record.get(key, {}) | value for key, value in added.items()}})
+    added: dict[str, Mapping[str, Any]] = {"further": {name: list(sets)}, DIGESTS: digests, **({"data": data} if data else {})}
+    write_record(folder, {**record, **{key: {**record.get(key, {}), **value} for key, value in added.items()}})
 
 
 def file_of(further: str) -> str:
@@ -288,5 +288,5 @@ def _joined(first: Mapping[str, Any], second: Mapping[str, Any], new: Iterable[s
     kinds = [kind for kind in second.get("further", {}) if file_of(kind) in new]
     names = {"further": kinds, "data": kinds, DIGESTS: new}
     added = {key: {name: second[key][name] for name in names[key] if name in second.get(key, {})} for key in names}
-    joined = {key: first.get(key, {}) | value for key, value in added.items()}
+    joined = {key: first.get(key, {}) | value for key, value in added.items() if value}
     return {**first, **joined, "cells": [*first["cells"], *more]}
