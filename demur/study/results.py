@@ -96,7 +96,11 @@ def write_further(
     """Beside the predictions of a whole folder; again the record last. `data` are hashes of what was predicted."""
     digests = {file_of(name): write_predictions(folder / file_of(name), Predicted(y, sets))}
     record = read_record(folder)
-    added: dict[str, Mapping[str, Any]] = {"further": {name: list(sets)}, DIGESTS: digests, **({"data": data} if data else {})}
+    added: dict[str, Mapping[str, Any]] = {
+        "further": {name: list(sets)},
+        DIGESTS: digests,
+        **({"data": data} if data else {}),
+    }
     write_record(folder, {**record, **{key: {**record.get(key, {}), **value} for key, value in added.items()}})
 
 
@@ -164,6 +168,8 @@ def read_result(folder: Path, cell: Cell) -> Result:
     main = read_predictions(folder / PREDICTIONS, record["sets"], digests.get(PREDICTIONS))
     if len(main.y) != len(main.sets["test"]):
         raise DamagedCell(folder / PREDICTIONS, f"{len(main.sets['test'])} predictions have {len(main.y)} labels")
+    if len(main.y) == 0 or not 0 <= int(main.y.min()) <= int(main.y.max()) < main.sets["test"].probs.shape[1]:
+        raise DamagedCell(folder / PREDICTIONS, "there are labels of no class, or none")
     ood = {name.removeprefix("ood/"): one for name, one in main.sets.items() if name.startswith("ood/")}
     there = record.get("further", {})
     further = {
