@@ -67,17 +67,17 @@ def test_the_seconds_of_every_try_are_counted(task, tmp_path, monkeypatch):
     now = [1_000.0]
     monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=lambda: now[0]))
     assert seconds_in(tmp_path / "c") == 0
-    for dies_after in (2, 5, 7):
+    for dies_after, an_epoch, in_all in ((2, 10, 10), (5, 20, 10 + 3 * 20), (7, 30, 10 + 3 * 20 + 2 * 30)):
 
-        def die(report: training.EpochReport, at: int = dies_after) -> None:
-            now[0] += 10
+        def die(report: training.EpochReport, at: int = dies_after, seconds: int = an_epoch) -> None:
+            now[0] += seconds
             if report.epoch == at:
                 raise Killed
 
         with pytest.raises(Killed), checkpointed(tmp_path / "c"), training.observed(die):
             MAP().fit(Normed, none_class(3), task, Recipe(epochs=8, batch_size=32))
         now[0] += 500  # while nobody trains
-        assert seconds_in(tmp_path / "c") == 10 * (dies_after - 1)
+        assert seconds_in(tmp_path / "c") == in_all
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])

@@ -292,4 +292,4 @@ def _on_other_data(found: Mapping[tuple[Row, str], Sequence[Measured]], columns:
                 rows = [f"{', '.join(rows)}{' (not recorded)' * (key is None)}" for key, rows in by_digest.items()]
                 alike.setdefault(tuple(rows), []).append(name)
         for groups, names in alike.items():
-            yield f"{task}: rows are not known to be measured on the same {', '.join(names)}: {'; '.join(groups)}"
+            yield f"{task}, {', '.join(names)}: not known to be the same data in all rows: {'; '.join(groups)}"
