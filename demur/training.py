@@ -22,6 +22,7 @@ from demur.checkpoint import Checkpoint
 from demur.likelihoods import Likelihood
 from demur.names import choose
 from demur.networks import mixed_precision
+from demur.provenance import digest
 from demur.streams import generator_for
 from demur.tasks.base import Fixed, Recipe, Task, as_input, check_finite
 
@@ -109,7 +110,12 @@ def train(
     optimizer = optimizer or optimizer_for(model, recipe)
     learner = Learner(model, likelihood, task, recipe, optimizer, penalty)
     generator = learner.feed.generator
-    checkpoint = Checkpoint(repr((likelihood, recipe)), model, optimizer, generator, {} if kept is None else kept)
+
+    def identity() -> str:
+        shown = None if likelihood.outside is None else task.outliers
+        return digest((repr((likelihood, recipe)), task.train, shown, task.augment))
+
+    checkpoint = Checkpoint(identity, model, optimizer, generator, {} if kept is None else kept)
     first = checkpoint.restore()
     learner.begin()
     step = Recorded([learner])

@@ -9,7 +9,7 @@ import demur
 
 PACKAGE = Path(demur.__file__).parent
 LEVELS = (
-    ("names", "streams"),
+    ("files", "names", "provenance", "streams"),
     ("checkpoint", "likelihoods", "networks", "tasks", "posterior", "metrics"),
     ("training", "predictive", "posterior_file", "inputs", "sharpness"),
     ("inference", "model_file"),
