@@ -1,14 +1,19 @@
 """Training that was stopped goes on where it was: weights, optimiser, randomness and whatever a method has kept so far.
 
-One safetensors file, replaced whole after an epoch, and removed by whoever asked for it once the result is safe.
+One safetensors file, replaced whole after an epoch, and removed by whoever asked for it once the result is safe. Where
+several networks are trained one after another, a folder of such files, one a network.
 """
 
+import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +24,74 @@ from torch import Tensor, nn
 
 SECONDS_BETWEEN = 2.0  # an epoch that is shorter is not worth a file
 
-_path: ContextVar[Path | None] = ContextVar("checkpoint", default=None)
+
+@dataclass
+class Place:
+    """Where checkpoints lie; `used` are the files that were continued from or written."""
+
+    path: Path
+    used: set[Path] = field(default_factory=set)
+
+    def file_of(self, identity: str) -> Path:
+        """Of the network with that identity."""
+        return self.path / f"{identity[:16]}.safetensors" if self.path.is_dir() else self.path
+
+    def strangers(self) -> list[Path]:
+        """Checkpoints of other networks than those of this block."""
+        return sorted({*self.path.glob(f"{'[0-9a-f]' * 16}.safetensors")} - self.used) if self.path.is_dir() else []
+
+
+_place: ContextVar[Place | None] = ContextVar("checkpoint", default=None)
 
 
 @contextmanager
-def checkpointed(path: Path) -> Iterator[None]:
-    """Have the network that is trained inside the block continue from `path`, if it exists, and write itself there."""
-    token = _path.set(path)
+def checkpointed(path: Path) -> Iterator[Place]:
+    """Have networks that are trained inside the block continue from `path`, if it exists, and write themselves there.
+
+    In a folder each has a file of its own; a file is one network's.
+    """
+    token = _place.set(place := Place(path))
     try:
-        yield
+        yield place
     finally:
-        _path.reset(token)
+        _place.reset(token)
+
+
+def digest_of(*values: Any) -> str:
+    """A hash of all that values are made of: tensors by their content, functions by name, dataclasses by fields."""
+    digest = hashlib.sha256()
+    for value in values:
+        digest.update(_described(value) + b"\0")
+    return digest.hexdigest()
+
+
+def _described(value: Any) -> bytes:
+    if isinstance(value, Tensor):
+        plain = value.detach().cpu().contiguous().flatten().view(torch.uint8)
+        content = hashlib.sha256(plain.numpy().data).hexdigest()
+        return f"{value.dtype} {tuple(value.shape)} {content}".encode()
+    if is_dataclass(value) and not isinstance(value, type):
+        return digest_of(type(value).__name__, *(getattr(value, each.name) for each in fields(value))).encode()
+    if isinstance(value, list | tuple):
+        return digest_of(len(value), *value).encode()
+    if isinstance(value, partial):
+        return digest_of(value.func, value.args, sorted(value.keywords.items())).encode()
+    return str(getattr(value, "__qualname__", value)).encode()
 
 
 def seconds_in(path: Path) -> float:
     """Of the training that was stopped and is kept there; 0 where nothing is."""
-    if not path.exists():
-        return 0.0
+    return float(_header(path).get("seconds", 0.0)) if path.exists() else 0.0
+
+
+def epochs_in(path: Path) -> int:
+    """That were done when training was stopped; 0 where nothing is kept."""
+    return int(_header(path)["epoch"]) if path.exists() else 0
+
+
+def _header(path: Path) -> dict[str, Any]:
     with safe_open(path, "pt") as file:
-        return float(json.loads(file.metadata()["demur"]).get("seconds", 0.0))
+        return json.loads(file.metadata()["demur"])
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
@@ -52,26 +106,41 @@ def put_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 class Checkpoint:
-    """All that training changes. `kept` is the method's own, filled in place. Another `identity`'s file is ignored."""
+    """All that training changes. `kept` is the method's own, filled in place. Another `identity`'s file is ignored.
+
+    The identity is asked for only where there is a place for checkpoints.
+    """
 
     def __init__(
         self,
-        identity: str,
+        identity: Callable[[], str],
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         generator: torch.Generator,
         kept: dict[str, Tensor],
     ) -> None:
-        self.identity, self.kept = identity, kept
+        self.kept = kept
         self.model, self.optimizer, self.generator = model, optimizer, generator
-        self.path = _path.get()
+        self.place = _place.get()
+        self.identity = identity() if self.place else ""
+        self.path = self.place.file_of(self.identity) if self.place else None
         self.written = time.monotonic()
         self.started = self.written  # less what was spent before, by whoever was stopped
 
     def restore(self) -> int:
         """Go back to what was written last; the number of epochs that were done."""
-        if self.path is None or not self.path.exists():
+        if self.path is None or self.place is None:
             return 0
+        if not self.path.exists():
+            if not self.place.used and self.place.strangers():
+                warnings.warn(
+                    f"the checkpoint in {self.place.path} is of other data or other settings; it stays as it is, and "
+                    "training begins from the start",
+                    stacklevel=3,
+                )
+            self.place.used.add(self.path)
+            return 0
+        self.place.used.add(self.path)
         with safe_open(self.path, "pt") as file:
             header = json.loads(file.metadata()["demur"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
@@ -100,9 +169,15 @@ class Checkpoint:
         self.started -= header.get("seconds", 0.0)
         return int(header["epoch"])
 
-    def write(self, epoch: int) -> None:
-        """Keep the state after so many epochs, unless the last was kept a moment ago."""
-        if self.path is None or time.monotonic() - self.written < SECONDS_BETWEEN:
+    def write(self, epoch: int, last: bool = False) -> None:
+        """Keep the state after so many epochs, unless the last was kept a moment ago.
+
+        In a folder the last state is kept in any case, for other networks come after this one.
+        """
+        if self.path is None or self.place is None:
+            return
+        soon = time.monotonic() - self.written < SECONDS_BETWEEN
+        if soon and not (last and self.place.path.is_dir()):
             return
         tensors = {f"model/{name}": value for name, value in state_of(self.model).items()}
         for index, entries in self.optimizer.state_dict()["state"].items():

@@ -4,6 +4,7 @@ import logging
 import math
 import random
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from demur.checkpoint import Checkpoint
+from demur.checkpoint import Checkpoint, digest_of, state_of
 from demur.likelihoods import Likelihood
 from demur.names import choose
 from demur.networks import mixed_precision
@@ -36,17 +37,26 @@ class EpochReport:
     loss: float
 
 
+SECONDS_BETWEEN = 1.0  # reports from within an epoch: each waits for the device
+
 _observer: ContextVar[Callable[[EpochReport], None] | None] = ContextVar("observer", default=None)
+_within: ContextVar[Callable[[EpochReport, float], None] | None] = ContextVar("within", default=None)
 
 
 @contextmanager
-def observed(observer: Callable[[EpochReport], None]) -> Iterator[None]:
-    """Have `observer` called after every epoch of every network that is trained inside the block."""
-    token = _observer.set(observer)
+def observed(
+    observer: Callable[[EpochReport], None], within: Callable[[EpochReport, float], None] | None = None
+) -> Iterator[None]:
+    """Have `observer` called after every epoch of every network that is trained inside the block.
+
+    `within` is called every second or so inside an epoch, with its report so far and the share of it that is done.
+    """
+    tokens = _observer.set(observer), _within.set(within)
     try:
         yield
     finally:
-        _observer.reset(token)
+        _observer.reset(tokens[0])
+        _within.reset(tokens[1])
 
 
 @contextmanager
@@ -102,7 +112,12 @@ def train(
     optimizer = optimizer or optimizer_for(model, recipe)
     learner = Learner(model, likelihood, task, recipe, optimizer, penalty)
     generator = learner.feed.generator
-    checkpoint = Checkpoint(repr((likelihood, recipe)), model, optimizer, generator, {} if kept is None else kept)
+    settings = [learner.settings, type(optimizer).__name__, rate, penalty]
+    shapes = [(name, tuple(value.shape)) for name, value in state_of(model).items()]
+    checkpoint = Checkpoint(
+        lambda: digest_of(likelihood, recipe, task.train, task.outliers, task.augment, settings, shapes),
+        *(model, optimizer, generator, {} if kept is None else kept),
+    )
     first = checkpoint.restore()
     learner.begin()
     step = Recorded([learner])
@@ -110,7 +125,7 @@ def train(
         step = step.unless_changed()
         run_epoch([learner], step, recipe, rate, epoch)
         yield epoch + 1
-        checkpoint.write(epoch + 1)
+        checkpoint.write(epoch + 1, last=epoch + 1 == recipe.epochs)
     model.eval()
 
 
@@ -176,13 +191,20 @@ def run_epoch(
     for learner in learners:
         learner.feed.shuffle()
         learner.loss.zero_()
-    steps = learners[0].feed.steps
+    steps, told = learners[0].feed.steps, time.monotonic()
+
+    def loss(taken: int) -> float:
+        return sum(float(learner.loss) for learner in learners) / (taken * len(learners))
+
     for number in range(steps):
         done = (epoch + (number / steps if recipe.cosine == "step" else 0)) / recipe.epochs
         for learner in learners:
             set_rate(learner.optimizer, rate(done))
         step()
-    tell(epoch + 1, recipe, sum(float(learner.loss) for learner in learners) / (steps * len(learners)))
+        if (within := _within.get()) and time.monotonic() - told > SECONDS_BETWEEN:
+            within(EpochReport(epoch + 1, recipe.epochs, loss(number + 1)), (number + 1) / steps)
+            told = time.monotonic()
+    tell(epoch + 1, recipe, loss(steps))
 
 
 def set_rate(optimizer: torch.optim.Optimizer, share: float) -> None:

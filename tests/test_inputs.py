@@ -133,19 +133,19 @@ def test_outliers_are_a_path_a_data_set_or_a_name(tmp_path, data_root):
     rows = open_inputs(written(tmp_path, "in.csv", "a,b,label\n1,2,x\n3,4,y\n"), labelled=True)
     out = written(tmp_path, "out.csv", "b,label,a\n20,z,10\n")
     store = Store(data_root, tmp_path / "decoded")
-    np.testing.assert_array_equal(np.asarray(read_outliers(str(out), rows, [], store)), [[10, 20]])
-    assert read_outliers("columns+box", rows, [], store) == "columns+box"
+    np.testing.assert_array_equal(np.asarray(read_outliers(str(out), rows, [], lambda: store)), [[10, 20]])
+    assert read_outliers("columns+box", rows, [], lambda: store) == "columns+box"
     texts = open_inputs(written(tmp_path, "in.txt", "one two three\nfour five\n"))
     inliers = texts.gathered().x
-    drawn = read_outliers("wikitext2", texts, inliers, store)
+    drawn = read_outliers("wikitext2", texts, inliers, lambda: store)
     assert {len(text.split()) for text in drawn} == {2, 3}  # as long as the inliers
     with pytest.raises(
         ValueError,
         match=re.escape("unknown path, made-up outliers or data set of texts 'wikitext3'; did you mean 'wikitext2'"),
     ):
-        read_outliers("wikitext3", texts, inliers, store)
+        read_outliers("wikitext3", texts, inliers, lambda: store)
     with pytest.raises(ValueError, match="holds texts, the training data rows"):
-        read_outliers(str(tmp_path / "in.txt"), rows, [], store)
+        read_outliers(str(tmp_path / "in.txt"), rows, [], lambda: store)
 
 
 PNG = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + b"IHDR" + struct.pack(">II", 10**5, 10**5) + b"\x08\0\0\0\0"
