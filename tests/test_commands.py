@@ -166,11 +166,12 @@ def test_a_run_that_fails_or_is_killed_leaves_the_old_file(rows_model, tmp_path)
     out.write_text("old")
     lines = "a,b,c\n" + "1,2,3\n" * 200_000
     (tmp_path / "bad.csv").write_text(lines + "1,2,x\n")
-    code, said = called("predict", rows_model / "model", tmp_path / "bad.csv", "-o", out)
+    strictly = ("--strict", "--overwrite")
+    code, said = called("predict", rows_model / "model", tmp_path / "bad.csv", "-o", out, *strictly)
     assert code == 2
     assert "has 'x' in column 'c', row 200001" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.csv", "out.csv"]
-    process = subprocess.Popen([*COMMAND, "predict", rows_model / "model", tmp_path / "bad.csv", "-o", out])
+    process = subprocess.Popen([*COMMAND, "predict", rows_model / "model", tmp_path / "bad.csv", "-o", out, "--overwrite"])
     while not list(tmp_path.glob(".out.csv.*.part")) and process.poll() is None:
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)

@@ -22,6 +22,8 @@ app.add_typer(models.app)
 app.add_typer(data.app, name="data")
 
 
+STOPPED = 130
+NO_MEMORY = "there is not enough memory; give less data, or smaller inputs"
 USAGE_ERROR = cast(type[typer.BadParameter], typer.BadParameter.__base__)  # of whichever click typer brings along
 
 
@@ -38,16 +40,18 @@ def run() -> int:
         return 2
     except typer.Abort as stopped:
         print("; ".join(["demur: stopped", *map(str, stopped.args)]), file=sys.stderr)
-        return 130
+        return STOPPED
     except BrokenPipeError:  # whoever read the output has seen enough
         _forget_output()
         return 1
     except (ValueError, FloatingPointError, OSError, MemoryError, RuntimeError) as error:
-        import torch
+        said = str(error) or NO_MEMORY
+        if isinstance(error, RuntimeError):
+            from torch import OutOfMemoryError  # loaded before, by whatever raised this
 
-        if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
-            raise
-        said = str(error) or "there is not enough memory"
+            if not isinstance(error, OutOfMemoryError) and "DefaultCPUAllocator" not in said:
+                raise
+            said = NO_MEMORY
         if isinstance(error, OSError):
             if error.filename is None:
                 _forget_output()
@@ -55,6 +59,8 @@ def run() -> int:
             said = f"{what} cannot be read or written ({error.strerror or error}); name another place"
         print(f"demur: {' '.join(said.split())}", file=sys.stderr)
         return 2
+    if code == STOPPED:  # which typer says by its code alone
+        print("demur: stopped", file=sys.stderr)
     return int(code or 0)
 
 
