@@ -1,5 +1,7 @@
 """A network killed in training and trained on equals one that was never killed, byte for byte."""
 
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -13,7 +15,7 @@ from demur.inference import MAP, CyclicalSGHMC, Ensemble, Flipout, VariationalBa
 from demur.likelihoods import none_class
 from demur.networks import lenet, wide_resnet
 from demur.predictive import predict
-from demur.tasks.base import Recipe
+from demur.tasks.base import Fixed, Recipe, Split
 from tests.conftest import make_task
 from tests.test_posterior import Normed, Tied
 
@@ -109,3 +111,73 @@ def test_tied_weights_are_continued(task, tmp_path, monkeypatch):
     with checkpointed(tmp_path / "c"):
         first, second = (MAP().fit(network, none_class(3), task, recipe) for _ in range(2))
     assert torch.equal(first.logits(task.test.x), second.logits(task.test.x))
+
+
+def killed_after(epoch: int, network: int = 1):
+    """An observer that dies after so many epochs of the so-many-th network."""
+    begun = []
+
+    def die(report: training.EpochReport) -> None:
+        begun.extend([report] if report.epoch == 1 else [])
+        if (report.epoch, len(begun)) == (epoch, network):
+            raise Killed
+
+    return die
+
+
+def test_in_a_folder_every_member_of_an_ensemble_is_kept(task, tmp_path):
+    recipe = Recipe(epochs=3, batch_size=32)
+    whole = Ensemble(members=3).fit(Normed, none_class(3), task, recipe)
+    told = []
+    with pytest.raises(Killed), checkpointed(tmp_path), training.observed(killed_after(2, network=3)):
+        Ensemble(members=3).fit(Normed, none_class(3), task, recipe)
+    with checkpointed(tmp_path) as place, training.observed(told.append):
+        resumed = Ensemble(members=3).fit(Normed, none_class(3), task, recipe)
+    assert [report.epoch for report in told] == [1, 2, 3]  # of the third alone: the others were finished
+    assert place.used == {*tmp_path.iterdir()}
+    for draw in range(3):
+        assert torch.equal(resumed.logits(task.test.x, draw), whole.logits(task.test.x, draw))
+
+
+def other_inputs(task):
+    return replace(task, train=Split(task.train.x + 1e-3, task.train.y))
+
+
+def other_labels(task):
+    return replace(task, train=Split(task.train.x, task.train.y.roll(1)))
+
+
+def other_outliers(task):
+    return replace(task, outliers=Fixed(task.outliers.x.flip(0)))
+
+
+@pytest.mark.parametrize("change", [other_inputs, other_labels, other_outliers])
+@pytest.mark.parametrize("folder", [True, False])
+def test_a_checkpoint_of_other_data_is_not_continued(change, folder, task, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN", 0.0)
+    recipe, path = Recipe(epochs=3, batch_size=32), tmp_path if folder else tmp_path / "c"
+    with pytest.raises(Killed), checkpointed(path), training.observed(killed_after(3)):
+        MAP().fit(Normed, none_class(3), task, recipe)
+    (kept,) = tmp_path.iterdir()
+    before, told = kept.read_bytes(), []
+    said = pytest.warns(UserWarning, match="is of other data or other settings") if folder else nullcontext()
+    with said, checkpointed(path), training.observed(told.append):
+        fresh = MAP().fit(Normed, none_class(3), change(task), recipe)
+    assert [report.epoch for report in told] == [1, 2, 3]
+    alone = MAP().fit(Normed, none_class(3), change(task), recipe)
+    assert torch.equal(fresh.logits(task.test.x), alone.logits(task.test.x))
+    if folder:
+        assert kept.read_bytes() == before  # another's work is not lost
+
+
+def test_a_checkpoint_of_another_method_is_not_continued(task, tmp_path):
+    recipe = Recipe(epochs=4, batch_size=32)
+    chain = CyclicalSGHMC(cycles=1, samples_per_cycle=2, length=1.0)
+    with checkpointed(tmp_path):
+        MAP().fit(Normed, none_class(3), task, recipe)
+    with pytest.warns(UserWarning, match="is of other data"), checkpointed(tmp_path):
+        resumed = chain.fit(Normed, none_class(3), task, recipe)
+    alone = chain.fit(Normed, none_class(3), task, recipe)
+    assert torch.equal(
+        predict(resumed, none_class(3), task.test.x).probs, predict(alone, none_class(3), task.test.x).probs
+    )

@@ -118,7 +118,8 @@ def open_csv(stream: io.BufferedReader, asked: Asked) -> Inputs:
             rows = pa.table([as_numbers(column) for column in rows.columns], names=taken)
         bad = wrong_rows(np.asarray(rows), path, [names[place] for place in places], taken, asked.tolerant)
         wrong |= {places[row]: why for row, why in bad.items()}
-        return Batch(names, rows.take([row for row in range(len(rows)) if row not in bad]) if bad else rows, y, wrong)
+        right = pa.array([row not in bad for row in range(len(rows))], pa.bool_())
+        return Batch(names, rows.filter(right), y, wrong)
 
     return Inputs("texts" if texts else "rows", batches(), columns=() if texts else tuple(taken))
 
