@@ -1,6 +1,7 @@
 """Training that was stopped goes on where it was: weights, optimiser, randomness and whatever a method has kept so far.
 
-One safetensors file, replaced whole after an epoch, and removed by whoever asked for it once the result is safe.
+One safetensors file, replaced whole after an epoch, and removed by whoever asked for it once the result is safe. Where
+several networks are trained one after another, a folder of such files, one a network.
 """
 
 import json
@@ -27,11 +28,24 @@ SECONDS_BETWEEN = 2.0  # an epoch that is shorter is not worth a file
 
 @dataclass
 class Kept:
-    """Where a checkpoint is kept; `resumed` has the epochs that networks had behind them when they went on from it."""
+    """Where checkpoints lie, and what came of them inside the block.
+
+    `used` are the files that were continued from or may be written, `resumed` the epochs that networks had behind them
+    when they went on.
+    """
 
     path: Path
     made_with: str = ""
     resumed: list[int] = field(default_factory=list)
+    used: set[Path] = field(default_factory=set)
+
+    def file_of(self, identity: str) -> Path:
+        """Of the network with that identity."""
+        return self.path / f"{identity[:16]}.safetensors" if self.path.is_dir() else self.path
+
+    def strangers(self) -> list[Path]:
+        """Checkpoints of other networks than those of this block."""
+        return sorted({*self.path.glob(f"{'[0-9a-f]' * 16}.safetensors")} - self.used) if self.path.is_dir() else []
 
 
 _kept: ContextVar[Kept | None] = ContextVar("checkpoint", default=None)
@@ -39,8 +53,9 @@ _kept: ContextVar[Kept | None] = ContextVar("checkpoint", default=None)
 
 @contextmanager
 def checkpointed(path: Path, made_with: str = "") -> Iterator[Kept]:
-    """Have the network that is trained inside the block continue from `path`, if it exists, and write itself there.
+    """Have networks that are trained inside the block continue from `path`, if it exists, and write themselves there.
 
+    A file is one network's; in a folder, which must exist, each has a file of its own.
     Data, recipe, likelihood, optimiser and the shapes of the weights must be those of the checkpoint, or it is not
     taken; what else must be the same, such as a penalty's strength, is for the caller to say in `made_with`.
     """
@@ -56,6 +71,12 @@ def seconds_in(path: Path) -> float:
     """Of the training that was stopped and is kept there; 0 where nothing is."""
     found = _read(path)
     return 0.0 if found is None else float(found[0]["seconds"])
+
+
+def epochs_in(path: Path) -> int:
+    """That were done when training was stopped; 0 where nothing is kept."""
+    found = _read(path)
+    return 0 if found is None else int(found[0]["epoch"])
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
@@ -114,6 +135,7 @@ class Checkpoint:
         self.kept, self.place = kept, _kept.get()
         self.model, self.optimizer, self.generator = model, optimizer, generator
         self.identity = "" if self.place is None else self._identity(identity(), self.place.made_with)
+        self.path = None if self.place is None else self.place.file_of(self.identity)
         self.written = time.monotonic()
         self.started = self.written  # less what was spent before, by whoever was stopped
 
@@ -123,8 +145,17 @@ class Checkpoint:
 
     def restore(self) -> int:
         """Go back to what was written last; the number of epochs that were done."""
-        found = None if self.place is None else _read(self.place.path)
-        if self.place is None or found is None or found[0]["identity"] != self.identity:
+        if self.place is None or self.path is None:
+            return 0
+        if not self.place.used and not self.path.exists() and self.place.strangers():
+            warnings.warn(
+                f"the checkpoint in {self.place.path} is of other data or other settings; it stays as it is, and "
+                "training begins from the start",
+                stacklevel=3,
+            )
+        self.place.used.add(self.path)
+        found = _read(self.path)
+        if found is None or found[0]["identity"] != self.identity:
             return 0
         header, tensors = found
 
@@ -151,9 +182,15 @@ class Checkpoint:
         self.place.resumed.append(int(header["epoch"]))
         return int(header["epoch"])
 
-    def write(self, epoch: int) -> None:
-        """Keep the state after so many epochs, unless the last was kept a moment ago."""
-        if self.place is None or time.monotonic() - self.written < SECONDS_BETWEEN:
+    def write(self, epoch: int, last: bool = False) -> None:
+        """Keep the state after so many epochs, unless the last was kept a moment ago.
+
+        In a folder the last state is kept in any case, for other networks come after this one.
+        """
+        if self.place is None or self.path is None:
+            return
+        soon = time.monotonic() - self.written < SECONDS_BETWEEN
+        if soon and not (last and self.place.path.is_dir()):
             return
         tensors = {f"model/{name}": value for name, value in state_of(self.model).items()}
         for index, entries in self.optimizer.state_dict()["state"].items():
@@ -170,7 +207,7 @@ class Checkpoint:
             "groups": self._settings(),
         }
         written = json.dumps(header)
-        with replacing(self.place.path) as unfinished:
+        with replacing(self.path) as unfinished:
             save_file(tensors, unfinished, {"demur": written, "digest": digest((written, tensors))})
         self.written = time.monotonic()
 

@@ -65,6 +65,7 @@ def export_onnx(classifier: Classifier, path: Path) -> str:
         name_decisions(onnx, model, [*map(str, classifier.classes_), UNSURE, UNKNOWN])
         about = {"classes": [*map(str, classifier.classes_)], "accept": classifier.decision_.accept}
         onnx.helper.set_model_props(model, {"demur": json.dumps(about | {"kind": classifier.preprocessing_.kind})})
+        model.producer_name = "demur"  # by which a later export knows that it may replace this one
         onnx.checker.check_model(model)
         onnx.save(model, unfinished)
         agreement = check(classifier, runtime.InferenceSession(unfinished, providers=["CPUExecutionProvider"]))

@@ -421,7 +421,8 @@ def called(*arguments: object, printed: list[str] | None = None) -> tuple[int, s
     """The exit code of the command line and what it said on the error stream; a traceback has the code 1."""
     out, said = io.StringIO(), io.StringIO()
     command = ["demur", *map(str, arguments)]
-    with mock.patch.object(sys, "argv", command), redirect_stdout(out), redirect_stderr(said):
+    quiet = mock.patch("demur.cli.progress.FIRST_LINE", 1e6)  # however slow the machine
+    with mock.patch.object(sys, "argv", command), quiet, redirect_stdout(out), redirect_stderr(said):
         try:
             main()
         except SystemExit as end:

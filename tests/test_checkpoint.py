@@ -246,3 +246,57 @@ def test_training_itself_sets_it_aside(task, written):
 def test_without_a_checkpoint_no_data_is_hashed(task, monkeypatch):
     monkeypatch.setattr(training, "digest", None)
     MAP().fit(Normed, none_class(3), task, RECIPE)
+
+
+# several networks, a folder -----------------------------------------------------------------------------------------
+
+
+def killed_after(epoch: int, network: int = 1):
+    """An observer that dies after so many epochs of the so-many-th network."""
+    begun = []
+
+    def die(report: training.EpochReport) -> None:
+        begun.extend([report] if report.epoch == 1 else [])
+        if (report.epoch, len(begun)) == (epoch, network):
+            raise Killed
+
+    return die
+
+
+def test_in_a_folder_every_member_of_an_ensemble_is_kept(task, tmp_path):
+    recipe = Recipe(epochs=3, batch_size=32)
+    whole = Ensemble(members=3).fit(Normed, none_class(3), task, recipe)
+    told = []
+    with pytest.raises(Killed), checkpointed(tmp_path), training.observed(killed_after(2, network=3)):
+        Ensemble(members=3).fit(Normed, none_class(3), task, recipe)
+    with checkpointed(tmp_path) as place, training.observed(told.append):
+        resumed = Ensemble(members=3).fit(Normed, none_class(3), task, recipe)
+    assert [report.epoch for report in told] == [1, 2, 3]  # of the third alone: the others were finished
+    assert place.used == {*tmp_path.iterdir()}
+    for draw in range(3):
+        assert torch.equal(resumed.logits(task.test.x, draw), whole.logits(task.test.x, draw))
+
+
+def test_in_a_folder_the_checkpoint_of_other_data_stays(task, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN", 0.0)
+    other = replace(task, train=Split(one_changed(task.train.x), task.train.y))
+    fit_beside(tmp_path, task)
+    (kept,) = tmp_path.iterdir()
+    before = kept.read_bytes()
+    with pytest.warns(UserWarning, match="is of other data or other settings"):
+        assert fit_beside(tmp_path, other) == []
+    assert kept.read_bytes() == before  # another's work is not lost
+    assert fit_beside(tmp_path, task) == [3]
+
+
+def test_a_checkpoint_of_another_method_is_not_continued(task, tmp_path):
+    recipe = Recipe(epochs=4, batch_size=32)
+    chain = CyclicalSGHMC(cycles=1, samples_per_cycle=2, length=1.0)
+    with checkpointed(tmp_path):
+        MAP().fit(Normed, none_class(3), task, recipe)
+    with pytest.warns(UserWarning, match="is of other data"), checkpointed(tmp_path):
+        resumed = chain.fit(Normed, none_class(3), task, recipe)
+    alone = chain.fit(Normed, none_class(3), task, recipe)
+    assert torch.equal(
+        predict(resumed, none_class(3), task.test.x).probs, predict(alone, none_class(3), task.test.x).probs
+    )

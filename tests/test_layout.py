@@ -54,7 +54,7 @@ def test_every_public_name_is_there():
 
 
 def test_the_command_line_does_not_wait_for_torch():
-    code = "import sys, demur.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    code = "import sys, demur.cli.program; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

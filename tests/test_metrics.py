@@ -29,6 +29,8 @@ from demur.metrics import (
     ood_metrics,
 )
 
+INF = float("inf")
+
 
 def prediction(probs, none=None, expected_entropy=None) -> Prediction:
     probs = torch.as_tensor(probs, dtype=torch.float32)
@@ -182,3 +184,18 @@ def test_every_metric_is_a_number_for_both_kinds_of_head():
 def test_nan_scores_are_refused():
     with pytest.raises(ValueError, match="NaN"):
         Separation(np.array([np.nan]), np.array([1.0]))
+
+
+@pytest.mark.parametrize(
+    ("positive", "negative", "fpr95"),
+    [
+        ([-INF] + 9 * [1.0], [-INF, 0.0, 2.0], 1.0),  # the fifth percentile lies between -inf and 1
+        ([-INF] + 39 * [1.0], [-INF, 0.0, 2.0], 1 / 3),  # and here at 1
+        (10 * [-INF], [-INF, 0.0], 1.0),
+        ([0.0] + 9 * [INF], [-1.0, 0.0, 1.0, INF], 0.75),  # at least 95 % pass the lower of both
+        ([-INF] + 9 * [INF], [-INF, 0.0, INF], 1.0),
+        (10 * [INF], [0.0, INF], 0.5),
+    ],
+)
+def test_fpr95_of_infinite_scores(positive, negative, fpr95):
+    assert Separation(np.array(positive), np.array(negative)).fpr95 == pytest.approx(fpr95)

@@ -49,6 +49,10 @@ class Evaluation:
     y: Tensor
     ood: Mapping[str, Prediction]
 
+    def __post_init__(self) -> None:
+        if INLIERS in self.ood:
+            raise ValueError(f"a set of outliers is named {INLIERS!r}, as the inliers are; give it another name")
+
     @cached_property
     def given_a_class(self) -> Prediction:
         """The probabilities that the model reports: of each class, given that it is one of them."""

@@ -53,6 +53,23 @@ def picture_shape(encoded: bytes | None) -> Shape:
     return 1 if picture.mode in MODES[1] else 3, picture.height, picture.width
 
 
+def is_deep(picture: Image.Image) -> bool:
+    """Whether it has 16 bits a channel, of which Pillow drops half without a word; to be asked before it is loaded."""
+    for decoder, _, _, arguments in getattr(picture, "tile", ()):
+        first, *_, last = arguments if isinstance(arguments, tuple) else (arguments, arguments)
+        if ";16" in str(first) or (decoder.startswith("ppm") and isinstance(last, int) and last > 255):
+            return True
+    return False
+
+
+def flattened(picture: Image.Image, mode: str) -> Image.Image:
+    """In another mode; what is transparent shows a white ground."""
+    if not picture.has_transparency_data:
+        return picture if picture.mode == mode else picture.convert(mode)
+    layer = picture.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert(mode)
+
+
 def decode_here(pictures: Sequence[bytes | None], shape: Shape, first: int) -> bytes:
     """Pixels, decoded in this process; errors count the pictures from `first`."""
     channels, height, width = shape
@@ -63,10 +80,10 @@ def decode_here(pictures: Sequence[bytes | None], shape: Shape, first: int) -> b
             raise ValueError(f"picture {number} is empty")
         try:
             picture = Image.open(io.BytesIO(encoded), formats=FORMATS)
-            if picture.size != (width, height) or picture.mode not in MODES[channels]:
-                found = f"{picture.width}x{picture.height} {picture.mode}"
+            if picture.size != (width, height) or picture.mode not in MODES[channels] or is_deep(picture):
+                found = f"{picture.width}x{picture.height} {'16-bit ' * is_deep(picture)}{picture.mode}"
                 raise ValueError(f"picture {number} is {found}, not {width}x{height} {mode}")
-            pixels.append((picture if picture.mode == mode else picture.convert(mode)).tobytes())
+            pixels.append(flattened(picture, mode).tobytes())
         except (OSError, SyntaxError) as error:
             raise ValueError(f"picture {number} is damaged ({error})") from error
     return b"".join(pixels)

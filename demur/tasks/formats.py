@@ -16,6 +16,7 @@
 import gzip
 import io
 import math
+import os
 import pickletools
 import re
 import zipfile
@@ -34,12 +35,13 @@ import scipy.io
 from PIL import Image
 
 from demur.tasks.catalogue import CATALOGUE
-from demur.tasks.decode import FORMATS, MODES, picture_shape
-from demur.tasks.store import Store, class_names, open_parquet, picture_column, with_class_names
+from demur.tasks.decode import FORMATS, MODES, flattened, is_deep, picture_shape
+from demur.tasks.store import Store, check_names, class_names, open_parquet, picture_column, with_class_names
 
 SHARD_ROWS = 50_000
 SPLITS = {"train": "train", "test": "test", "t10k": "test", "val": "validation", "dev": "validation", "extra": "extra"}
 PICTURES = {".png", ".webp", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"}
+COLOURS = dict.fromkeys((*MODES[3], "RGBA", "PA"), "colour") | dict.fromkeys((*MODES[1], "LA"), "grey")
 ARRAY = "numpy.core.multiarray _reconstruct"
 
 
@@ -59,11 +61,13 @@ class Part:
 Reader = Callable[[Path], Iterator[Part]]
 
 
-def add(store: Store, name: str, path: Path, split: str | None = None) -> list[Path]:
+def add(store: Store, name: str, path: Path, split: str | None = None, *, overwrite: bool = False) -> list[Path]:
     """Add a data set: the splits that the files name (only `split`, if given); where they name none, `split` or train.
 
-    A set that the catalogue does not know is the user's own: its classes are numbered in alphabetical order.
+    A set that the catalogue does not know is the user's own: its classes are numbered in alphabetical order. A split
+    that is there already is replaced only with `overwrite`.
     """
+    check_names(name, split or "train")
     written: dict[str, list[Path]] = {}
     for part in find_reader(path)(path):
         if split and part.split and part.split != split:
@@ -73,6 +77,10 @@ def add(store: Store, name: str, path: Path, split: str | None = None) -> list[P
             raise ValueError(f"{path} holds more than one set of {target} data; give one of its files")
         check_part(name, part, path)
         labels, names = number_labels(store, name, target, part, path)
+        if not overwrite and store.has(name, target):
+            raise ValueError(
+                f"{name} has {target} data already; add it under another name, or with overwrite (--overwrite)"
+            )
         written[target] = store.write(name, target, to_tables(part, labels, names), path.name)
     if not written:
         raise ValueError(f"{path} has nothing for split {split!r}; leave the split out to add all that is there")
@@ -191,7 +199,7 @@ def reading(path: Path, kind: str) -> Iterator[None]:
 
 
 def read_class_folders(path: Path) -> Iterator[Part]:
-    folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
+    folders = sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
     if folders and all(split_named(folder.name) for folder in folders):
         for folder in folders:
             yield read_classes(folder, split_named(folder.name))
@@ -201,7 +209,7 @@ def read_class_folders(path: Path) -> Iterator[Part]:
 
 def read_classes(path: Path, split: str | None) -> Part:
     """Pictures sorted by folder and name, the files as they are, or PNG where the store does not read their kind."""
-    files = [file for file in sorted(path.glob("*/*")) if file.suffix.lower() in PICTURES]
+    files = [file for file in find_pictures(path) if file.parent != path]
     if not files:
         raise ValueError(
             f"{path} holds no folders of pictures; put each class's pictures in a folder of the class's name"
@@ -209,15 +217,42 @@ def read_classes(path: Path, split: str | None) -> Part:
     pictures, first = [], ""
     for file in files:
         with reading(file, "a picture"), Image.open(file) as picture:
+            if is_deep(picture):
+                raise ValueError("it has 16 bits a channel, not 8; convert it")
             picture.load()
-            colour = "grey" if picture.mode in MODES[1] else "colour" if picture.mode in MODES[3] else picture.mode
-            plain = picture.convert("L" if colour == "grey" else "RGB")
-            pictures.append(file.read_bytes() if picture.format in FORMATS else to_png(np.asarray(plain)))
+            colour = COLOURS.get(picture.mode, picture.mode)
+            plain = flattened(picture, "L" if colour == "grey" else "RGB")
+            as_is = picture.format in FORMATS and not picture.has_transparency_data
+            pictures.append(file.read_bytes() if as_is else to_png(np.asarray(plain)))
         shape = f"{picture.width}x{picture.height} {colour}"
         first = first or shape
         if shape != first or colour == picture.mode:
             raise ValueError(f"{file} is {shape}, {files[0].name} {first}; bring all to one size, and to grey or RGB")
-    return Part(split, pictures, labels=np.array([file.parent.name for file in files]))
+    return Part(split, pictures, labels=np.array([file.relative_to(path).parts[0] for file in files]))
+
+
+def find_pictures(path: Path) -> list[Path]:
+    """Every picture below a folder, in order; links are followed, hidden files and folders are not looked at."""
+    found: list[Path] = []
+    above = {path: {path.resolve()}}  # by folder, those that it lies in
+    for name, folders, files in os.walk(path, onerror=_refuse_folder, followlinks=True):
+        folder = Path(name)
+        folders[:] = [each for each in folders if not each.startswith(".")]
+        for each in folders:
+            real = (folder / each).resolve()
+            if real in above[folder]:
+                raise ValueError(f"{folder / each} is a link to a folder that it lies in; remove it")
+            above[folder / each] = above[folder] | {real}
+        for file in (folder / each for each in files if not each.startswith(".")):
+            if not file.exists() and file.suffix.lower() not in PICTURES:
+                raise ValueError(f"{file} is a link to nothing; mend or remove it")
+            if file.suffix.lower() in PICTURES and (file.is_file() or not file.exists()):
+                found.append(file)
+    return sorted(found)
+
+
+def _refuse_folder(error: OSError) -> None:
+    raise ValueError(f"{error.filename} cannot be read ({error.strerror}); allow it, or take the folder out") from error
 
 
 def read_npz(path: Path) -> Iterator[Part]:
@@ -238,7 +273,7 @@ def read_npz(path: Path) -> Iterator[Part]:
 
 
 def read_csv(path: Path) -> Iterator[Part]:
-    parse = pa.csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",", newlines_in_values=True)
+    parse = pa.csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",", newlines_in_values=True)
     convert = pa.csv.ConvertOptions(column_types={"text": pa.string()})
     with reading(path, "csv"):
         table = pa.csv.read_csv(path, parse_options=parse, convert_options=convert)
