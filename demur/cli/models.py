@@ -2,7 +2,6 @@
 
 import os
 import sys
-import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -205,24 +204,15 @@ def _answers(classifier: "Classifier", x: "X") -> Iterator[tuple[str, ...]]:
 
 def _check_new_model(out: Path, checkpoint: Path | None) -> None:
     """A model may be written over, anything else not."""
-    if os.path.lexists(out):
-        if not _is_model(out) and not (out.is_dir() and not any(out.iterdir())):
-            raise ValueError(f"{out} is there already and is no model; give a new name")
-        check_folder(out.absolute().parent, overwrite=False)  # it is replaced by one that is made beside it
-    else:
+    from demur.model_file import check_target
+
+    check_target(out)
+    if not os.path.lexists(out):
         check_file(out, overwrite=False)
     if checkpoint is not None:
         check_folder(checkpoint, overwrite=False)
         if out.resolve() in (checkpoint.resolve(), *checkpoint.resolve().parents):
             raise ValueError(f"checkpoint {checkpoint} is where the model is to be; name another folder")
-
-
-def _is_model(out: Path) -> bool:
-    from demur.model_file import MANIFEST, PARTS, SUFFIX
-
-    if out.is_dir():
-        return {part.name for part in out.iterdir()} == {MANIFEST, *PARTS}
-    return out.suffix == SUFFIX and zipfile.is_zipfile(out)
 
 
 @contextmanager
@@ -308,6 +298,10 @@ def _said_of_fit(classifier: "Classifier", given: "Inputs", count: int, outliers
 
     found = classifier.report_
     shape = f" of {given.shape[1]}x{given.shape[2]}, {'grey' if given.shape[0] == 1 else 'RGB'}" if given.shape else ""
+    abstained = "on outliers: not measured, none could be held out"
+    if found["outliers_abstained"] is not None:
+        unseen = f"{found['unseen_outliers']:,} outliers that it was not shown"
+        abstained = f"on {100 * found['outliers_abstained']:.1f} % of {unseen}"
     shown = found["outliers"] if outliers in (None, found["outliers"]) else f"{outliers}, {found['outliers']}"
     return {
         "inputs": f"{count:,} {given.kind}{shape}; {found['tuned'] + found['calibrated']:,} held out",
@@ -315,6 +309,7 @@ def _said_of_fit(classifier: "Classifier", given: "Inputs", count: int, outliers
         "outliers": shown + ", made up" * (outliers is None and classifier.likelihood_.outside is not None),
         "accuracy": f"{100 * found['accuracy']:.1f} % of those held out",
         "kept": f"{100 * found['kept']:.1f} % of the {found['tuned']:,} that the threshold was not chosen by",
+        "abstained": abstained,
         "training": f"{found['method']}, {found['epochs']} epochs, {found['seconds']:.0f} s",
     }
 
