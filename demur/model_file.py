@@ -32,14 +32,14 @@ SUFFIX = ".demur"
 
 def check_target(path: str | Path) -> None:
     """Refuse a path that holds anything but a model, or that no model can be written to."""
-    path = Path(os.path.realpath(path))
+    path = Path(path)
     if path.is_dir():
         names = sorted(entry.name for entry in path.iterdir())
         if names and (names != sorted((MANIFEST, *PARTS)) or not _is_manifest(path / MANIFEST)):
             raise ValueError(f"{path} is a folder of something else; give a new name, or one that ends in {SUFFIX}")
     elif path.exists() and not (path.suffix == SUFFIX and _is_zipped_model(path)):
         raise ValueError(f"{path} is a file that is no model; give a new name, or remove it first")
-    above = next(parent for parent in path.parents if parent.exists())
+    above = next(parent for parent in Path(os.path.realpath(path)).parents if parent.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise ValueError(f"{path} cannot be written: {above} is no folder that you may write to; give another name")
 

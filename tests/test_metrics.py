@@ -116,7 +116,7 @@ def test_a_set_without_none_has_no_figures_of_it():
 def test_fpr95_where_some_scores_are_infinite():
     inside = np.array([-np.inf, 1.0, 2.0])  # the 5th percentile is minus infinity, which every outlier passes
     assert Separation(inside, np.array([0.0, -np.inf])).fpr95 == 1.0
-    assert Separation(np.array([0.0, np.inf, np.inf]), np.array([5.0])).fpr95 == 0.0
+    assert Separation(np.array([0.0, np.inf, np.inf]), np.array([5.0, -1.0])).fpr95 == 0.5  # the lower of both
 
 
 def test_ece_by_hand():
