@@ -19,9 +19,9 @@ from demur.checkpoint import checkpointed, seconds_in
 from demur.inference import MAP, CyclicalSGHMC, Ensemble, Flipout, VariationalBayes
 from demur.likelihoods import none_class, plain
 from demur.networks import lenet, mlp, wide_resnet
+from demur.outliers.synthetic import IndependentColumns
 from demur.predictive import predict
 from demur.tasks.base import Fixed, Recipe, Split, Task
-from demur.tasks.made import IndependentColumns
 from tests.conftest import make_task
 from tests.test_posterior import Normed, Tied
 

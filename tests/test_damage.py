@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from demur.paper.grid import Cell
 from demur.report.measured import gather
 from demur.report.page import write_report
 from demur.study import cells as making
 from demur.study.cells import CHECKPOINT, SECONDS, Place, run_cell
 from demur.study.engine import results_of, run_cells, seconds_left
-from demur.study.grid import Cell
 from demur.study.records import RECORD
 from demur.study.results import POSTERIOR, PREDICTIONS, find_cells, pack, read_results, unpack
 from tests.test_cli import demur_command

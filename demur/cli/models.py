@@ -16,7 +16,7 @@ from demur.cli.shared import Data, DeviceName, Seed, device_named, make_console,
 
 if TYPE_CHECKING:
     from demur.classifier import Classifier
-    from demur.inputs import Inputs, X
+    from demur.classifier.readers import Inputs, X
 
 app = typer.Typer()
 
@@ -61,8 +61,8 @@ def fit(
     shape = _size(size)
 
     from demur.classifier import Classifier
-    from demur.inputs import open_inputs, read_outliers
-    from demur.method import parse_method
+    from demur.classifier.readers import open_inputs, read_outliers
+    from demur.methods import parse_method
 
     networks = networks_in(parse_method(method).inference)
     console = make_console()
@@ -188,7 +188,7 @@ def export(
     check_file(out, overwrite, mark=MADE_BY_DEMUR, model=model, suffixes=(".onnx",))
 
     from demur.classifier import Classifier
-    from demur.export import export_onnx
+    from demur.classifier.export import export_onnx
 
     checked = export_onnx(Classifier.load(model, device="cpu"), out)
     print(f"wrote {out}, {out.stat().st_size / 2**20:.1f} MiB: {checked}")
@@ -204,7 +204,7 @@ def _answers(classifier: "Classifier", x: "X") -> Iterator[tuple[str, ...]]:
 
 def _check_new_model(out: Path, checkpoint: Path | None) -> None:
     """A model may be written over, anything else not."""
-    from demur.model_file import check_target
+    from demur.classifier.model_file import check_target
 
     check_target(out)
     if not os.path.lexists(out):
@@ -273,16 +273,16 @@ def _size(named: str | None) -> tuple[int, int] | None:
 def _usual_epochs(kind: str, x: "X") -> int:
     import numpy as np
 
-    from demur.classifier.preprocessing import KINDS
+    from demur.classifier.kinds import KINDS
 
     return KINDS[kind].of(np.asarray(x) if kind == "rows" else x).recipe(len(x)).epochs
 
 
 def _say_if_sharpness_tells(inliers: "X", outliers: "X", made: str | None) -> None:
     from demur.audit import LEAK
-    from demur.classifier.preprocessing import grey_values
-    from demur.sharpness import auroc_by_sharpness
-    from demur.tasks.made import LEVELLED
+    from demur.classifier.kinds import grey_values
+    from demur.outliers.sharpness import auroc_by_sharpness
+    from demur.outliers.synthetic import LEVELLED
 
     pictures = [grey_values(x, "X") for x in (inliers, outliers)]
     if min(map(len, pictures)) < 20:
@@ -294,7 +294,7 @@ def _say_if_sharpness_tells(inliers: "X", outliers: "X", made: str | None) -> No
 
 
 def _said_of_fit(classifier: "Classifier", given: "Inputs", count: int, outliers: str | None) -> dict[str, str]:
-    from demur.inputs import listed
+    from demur.classifier.readers import listed
 
     found = classifier.report_
     shape = f" of {given.shape[1]}x{given.shape[2]}, {'grey' if given.shape[0] == 1 else 'RGB'}" if given.shape else ""
@@ -318,8 +318,8 @@ def _open_for(
     classifier: "Classifier", path: Path, labelled: bool = False, label: str | None = None, tolerant: bool = False
 ) -> "Inputs":
     """Inputs as the model was fitted to: its columns, its size of pictures."""
-    from demur.classifier.preprocessing import Pictures
-    from demur.inputs import open_inputs, unnamed
+    from demur.classifier.kinds import Pictures
+    from demur.classifier.readers import open_inputs, unnamed
 
     fitted = classifier.preprocessing_
     channels, *size = fitted.shape if isinstance(fitted, Pictures) else (None,)

@@ -16,14 +16,14 @@ import demur
 from demur.checkpoint import checkpointed, seconds_in
 from demur.files import locked, replacing
 from demur.inference import INFERENCES
-from demur.method import method_name
+from demur.methods import method_name
+from demur.paper.conventions import Data, Fit, resolve
+from demur.paper.further import FURTHER
+from demur.paper.grid import Cell, split_further
 from demur.posterior import Mixture, Posterior
 from demur.posterior_file import load, read_about, save
 from demur.predictive import predict
 from demur.provenance import code, digest
-from demur.study.conventions import Data, Fit, resolve
-from demur.study.further import FURTHER
-from demur.study.grid import Cell, split_further
 from demur.study.records import DamagedCell, read_record, write_record
 from demur.study.results import POSTERIOR, describe, folder_name, is_done, write_further, write_result
 from demur.tasks import Store, Task

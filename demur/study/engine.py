@@ -10,11 +10,11 @@ from typing import Protocol
 
 import torch
 
+from demur.paper.conventions import Fit, resolve
+from demur.paper.grid import Cell
 from demur.study.cells import CHECKPOINT, Place, fitted, is_answered, parts_of, run_cell
 from demur.study.cells import circumstances as circumstances
 from demur.study.cells import networks_of as networks_of
-from demur.study.conventions import Fit, resolve
-from demur.study.grid import Cell
 from demur.study.records import DamagedCell, leave_out, read_record
 from demur.study.results import POSTERIOR, Result, folder_name, is_done, read_result
 from demur.training import of_start_up

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from demur.files import replacing
-from demur.method import parse_method
+from demur.methods import parse_method
 from demur.names import choose
-from demur.study.grid import CONVENTIONS, Cell, setting
+from demur.paper.grid import CONVENTIONS, Cell, setting
 
 RECORD = "cell.json"
 DIGESTS = "digests"  # in the record: of the content of each file of predictions

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from demur.files import locked, replacing
 from demur.metrics import Prediction
+from demur.paper.conventions import Fit
+from demur.paper.grid import Cell, join_further, split_further
 from demur.provenance import digest
-from demur.study.conventions import Fit
-from demur.study.grid import Cell, join_further, split_further
 from demur.study.records import (
     DIGESTS,
     RECORD,
