@@ -121,7 +121,7 @@ def put_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 class Checkpoint:
     """All that training changes. `kept` is the method's own, filled in place. Another `identity`'s file is ignored.
 
-    `identity` is asked for only where there is something to compare it with.
+    `identity` is asked for only where a checkpoint is kept.
     """
 
     def __init__(

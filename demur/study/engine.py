@@ -182,7 +182,11 @@ def seconds_left(cells: Sequence[Cell], place: Place, jobs: int = 1) -> str:
     waiting = []
     for cell in cells:
         folder = place.folder(cell)
-        if is_answered(cell, folder):
+        try:
+            done = is_done(folder, cell.further)
+        except DamagedCell:
+            done = False
+        if done:
             seconds = sum(read_record(folder)["seconds"].values())
             known.setdefault((cell.task, cell.method), []).append(seconds)
             known.setdefault((cell.task, ""), []).append(seconds)
