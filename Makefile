@@ -15,7 +15,7 @@ test: $(BIN)/demur
 
 # small changes of the core, one at a time: do the tests notice? about a quarter of an hour on one core, and resumable
 mutants: $(BIN)/demur
-	$(BIN)/python tests/mutants.py --least 95
+	$(BIN)/python experiments/mutants.py --least 95
 
 # what is in the repository, anew from its two tables; `demur report results runs --out results` adds cells to these
 results: $(BIN)/demur

@@ -266,9 +266,9 @@ class Separation:
     def fpr95(self) -> float:
         """Share of negatives that pass the threshold which 95 % of the positives pass."""
         place = 0.05 * (len(self.positive) - 1)
-        low, high = self.positive[math.floor(place)], self.positive[math.ceil(place)]
-        # from minus infinity no share of the way leads anywhere
-        threshold = low + (place - math.floor(place)) * (high - low) if high > low > -math.inf else low
+        low, high = float(self.positive[math.floor(place)]), float(self.positive[math.ceil(place)])
+        # towards an infinite value there is nothing to interpolate, and at least 95 % pass the lower of both
+        threshold = low + (place - math.floor(place)) * (high - low) if 0 < high - low < math.inf else low
         passing = len(self.negative) - np.searchsorted(self.negative, threshold, "left")
         return float(passing / len(self.negative))
 

@@ -4,6 +4,7 @@ import logging
 import math
 import random
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -22,6 +23,7 @@ from demur.checkpoint import Checkpoint
 from demur.likelihoods import Likelihood
 from demur.names import choose
 from demur.networks import mixed_precision
+from demur.provenance import digest
 from demur.streams import generator_for
 from demur.tasks.base import Fixed, Recipe, Task, as_input, check_finite
 
@@ -37,17 +39,26 @@ class EpochReport:
     loss: float
 
 
+SECONDS_BETWEEN = 1.0  # reports from within an epoch: each waits for the device
+
 _observer: ContextVar[Callable[[EpochReport], None] | None] = ContextVar("observer", default=None)
+_within: ContextVar[Callable[[EpochReport, float], None] | None] = ContextVar("within", default=None)
 
 
 @contextmanager
-def observed(observer: Callable[[EpochReport], None]) -> Iterator[None]:
-    """Have `observer` called after every epoch of every network that is trained inside the block."""
-    token = _observer.set(observer)
+def observed(
+    observer: Callable[[EpochReport], None], within: Callable[[EpochReport, float], None] | None = None
+) -> Iterator[None]:
+    """Have `observer` called after every epoch of every network that is trained inside the block.
+
+    `within` is called every second or so inside an epoch, with its report so far and the share of it that is done.
+    """
+    tokens = _observer.set(observer), _within.set(within)
     try:
         yield
     finally:
-        _observer.reset(token)
+        _observer.reset(tokens[0])
+        _within.reset(tokens[1])
 
 
 _one_at_a_time = RLock()
@@ -109,7 +120,12 @@ def train(
     optimizer = optimizer or optimizer_for(model, recipe)
     learner = Learner(model, likelihood, task, recipe, optimizer, penalty)
     generator = learner.feed.generator
-    checkpoint = Checkpoint(repr((likelihood, recipe)), model, optimizer, generator, {} if kept is None else kept)
+
+    def identity() -> str:
+        shown = None if likelihood.outside is None else task.outliers
+        return digest((repr((likelihood, recipe)), task.train, shown, task.augment, rate))
+
+    checkpoint = Checkpoint(identity, model, optimizer, generator, {} if kept is None else kept)
     first = checkpoint.restore()
     learner.begin()
     step = Recorded([learner])
@@ -117,7 +133,7 @@ def train(
         step = step.unless_changed()
         run_epoch([learner], step, recipe, rate, epoch)
         yield epoch + 1
-        checkpoint.write(epoch + 1)
+        checkpoint.write(epoch + 1, last=epoch + 1 == recipe.epochs)
     model.eval()
 
 
@@ -183,13 +199,20 @@ def run_epoch(
     for learner in learners:
         learner.feed.shuffle()
         learner.loss.zero_()
-    steps = learners[0].feed.steps
+    steps, told = learners[0].feed.steps, time.monotonic()
+
+    def loss(taken: int) -> float:
+        return sum(float(learner.loss) for learner in learners) / (taken * len(learners))
+
     for number in range(steps):
         done = (epoch + (number / steps if recipe.cosine == "step" else 0)) / recipe.epochs
         for learner in learners:
             set_rate(learner.optimizer, rate(done))
         step()
-    tell(epoch + 1, recipe, sum(float(learner.loss) for learner in learners) / (steps * len(learners)))
+        if (within := _within.get()) and time.monotonic() - told > SECONDS_BETWEEN:
+            within(EpochReport(epoch + 1, recipe.epochs, loss(number + 1)), (number + 1) / steps)
+            told = time.monotonic()
+    tell(epoch + 1, recipe, loss(steps))
 
 
 def set_rate(optimizer: torch.optim.Optimizer, share: float) -> None:

@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from demur.classifier import Classifier
-from tests.fuzz import WORDS, called, fuzz
+from experiments.fuzz import WORDS, called, fuzz
 
 COMMAND = [sys.executable, "-c", "import torch; torch.set_num_threads(1); from demur.cli import main; main()"]
 
@@ -166,11 +167,14 @@ def test_a_run_that_fails_or_is_killed_leaves_the_old_file(rows_model, tmp_path)
     out.write_text("old")
     lines = "a,b,c\n" + "1,2,3\n" * 200_000
     (tmp_path / "bad.csv").write_text(lines + "1,2,x\n")
-    code, said = called("predict", rows_model / "model", tmp_path / "bad.csv", "-o", out)
+    strictly = ("--strict", "--overwrite")
+    code, said = called("predict", rows_model / "model", tmp_path / "bad.csv", "-o", out, *strictly)
     assert code == 2
     assert "has 'x' in column 'c', row 200001" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.csv", "out.csv"]
-    process = subprocess.Popen([*COMMAND, "predict", rows_model / "model", tmp_path / "bad.csv", "-o", out])
+    process = subprocess.Popen(
+        [*COMMAND, "predict", rows_model / "model", tmp_path / "bad.csv", "-o", out, "--overwrite"]
+    )
     while not list(tmp_path.glob(".out.csv.*.part")) and process.poll() is None:
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
@@ -178,12 +182,149 @@ def test_a_run_that_fails_or_is_killed_leaves_the_old_file(rows_model, tmp_path)
     assert out.read_text() == "old"
 
 
+def test_sets_of_outliers_keep_names_of_their_own(rows_model, tmp_path):
+    """Whatever they are called: as the inliers, as each other, or as the same file in two folders."""
+    content = (rows_model / "shown.csv").read_text()
+    paths = [tmp_path / name for name in ("inliers.csv", "a/far.csv", "b/far.csv", "near.csv", "inliers/x.csv")]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+    ood = [argument for path in paths for argument in ("--ood", path)]
+    arguments = ("evaluate", rows_model / "model", rows_model / "test.csv", "--label", "kind")
+    assert called(*arguments, *ood, "--report", tmp_path / "report") == (0, "")
+    alone = called(*arguments, "--report", tmp_path / "alone")
+    assert alone == (0, "")
+    with_outliers, without = (
+        [row for row in read_csv(tmp_path / name / "figures.csv") if row["set"] == "inliers"]
+        for name in ("report", "alone")
+    )
+    assert with_outliers == without
+    sets = list(dict.fromkeys(row["set"] for row in read_csv(tmp_path / "report" / "figures.csv")))
+    assert sets == ["inliers", str(paths[0]), str(paths[1]), str(paths[2]), "near", "x"]
+    code, said = called(*arguments, "--ood", paths[3], "--ood", tmp_path / "a" / ".." / "near.csv")
+    assert code == 2
+    assert "near.csv is given twice as --ood" in said
+
+
+def test_a_folder_called_inliers_is_a_set_of_outliers_too(tmp_path, monkeypatch):
+    from demur.cli.models import _set_names
+
+    monkeypatch.chdir(tmp_path)
+    names = _set_names([Path("inliers"), Path("outliers inliers"), Path("x/inliers")])
+    assert list(names) == ["outliers inliers", "outliers outliers inliers", "x/inliers"]
+
+
+def test_rows_that_cannot_be_read_are_invalid_and_the_others_answered(rows_model, tmp_path):
+    rows = ["1,2,3", "1,,3", "2,3,4", "1,x,3", "1,2", "1,2,3,4", "3,4,5", "nan,1,2", "1e999,1,2", "4,5,6", "7"]
+    bad = [2, 4, 5, 6, 8, 9, 11]
+    (tmp_path / "mixed.csv").write_text("a,b,c\n" + "\n".join(rows) + "\n")
+    good = [row for number, row in enumerate(rows, 1) if number not in bad]
+    (tmp_path / "good.csv").write_text("a,b,c\n" + "\n".join(good) + "\n")
+    model = rows_model / "model"
+    code, said = called("predict", model, tmp_path / "mixed.csv", "-o", tmp_path / "mixed.out")
+    assert code == 0
+    assert said.startswith("demur: note: 7 of 11 inputs are invalid; ")
+    assert said.count("\n") == 1
+    assert called("predict", model, tmp_path / "good.csv", "-o", tmp_path / "good.out") == (0, "")
+    found = read_csv(tmp_path / "mixed.out")
+    assert [row["input"] for row in found] == [str(number) for number in range(1, 12)]
+    assert [int(row["input"]) for row in found if row["decision"] == "invalid"] == bad
+    assert {
+        (row["label"], row["probability"], row["outlier_score"]) for row in found if row["decision"] == "invalid"
+    } == {("", "", "")}
+    answered = [row for row in found if row["decision"] != "invalid"]
+    for row, alone in zip(answered, read_csv(tmp_path / "good.out"), strict=True):
+        assert {**row, "input": ""} == {**alone, "input": ""}
+    strict = called("predict", model, tmp_path / "mixed.csv", "-o", tmp_path / "strict.out", "--strict")
+    assert strict[0] == 2
+    assert not (tmp_path / "strict.out").exists()
+    assert called("evaluate", model, tmp_path / "mixed.csv")[0] == 2
+
+
+def test_invalid_rows_far_into_a_long_file_keep_their_numbers(rows_model, tmp_path):
+    lines = ["1.25,2.5,3.75"] * 200_000  # three blocks
+    for number in (1, 90_000, 90_001, 150_000, 200_000):
+        lines[number - 1] = "1,2"
+    (tmp_path / "long.csv").write_text("a,b,c\n" + "\n".join(lines) + "\n")
+    code, _ = called("predict", rows_model / "model", tmp_path / "long.csv", "-o", tmp_path / "out.csv")
+    assert code == 0
+    found = read_csv(tmp_path / "out.csv")
+    assert [row["input"] for row in found] == [str(number) for number in range(1, 200_001)]
+    assert [row["input"] for row in found if row["decision"] == "invalid"] == [
+        "1",
+        "90000",
+        "90001",
+        "150000",
+        "200000",
+    ]
+
+
+def test_where_nothing_can_be_read_the_file_is_refused(rows_model, tmp_path):
+    (tmp_path / "bad.csv").write_text("a,b,c\n1,,2\n,,\n")
+    code, said = called("predict", rows_model / "model", tmp_path / "bad.csv", "-o", tmp_path / "out.csv")
+    assert code == 2
+    assert "empty, NaN or infinite cell in row 1, column 'b'" in said
+    assert not (tmp_path / "out.csv").exists()
+
+
+@pytest.fixture
+def stopped_at(monkeypatch):
+    """Have Ctrl-C pressed after an epoch of the so-many-th network."""
+    from demur.cli.progress import Training
+
+    monkeypatch.setattr("demur.checkpoint.SECONDS_BETWEEN", 0.0)
+    heard = Training.heard
+
+    def stop(epoch, network=0):
+        def interrupted(self, report, share=1.0):
+            heard(self, report, share)
+            if (report.epoch, self.network) == (epoch, network):
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(Training, "heard", interrupted if epoch else heard)
+
+    return stop
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(("method", "network", "epochs"), [("la+nc", 0, 3), ("de+nc", 2, 15)])
+def test_fit_that_was_stopped_goes_on_to_the_same_model(rows_model, tmp_path, stopped_at, method, network, epochs):
+    train, kept = rows_model / "train.csv", tmp_path / "kept"
+    arguments = ("fit", train, "--label", "kind", "--epochs", 6, "--method", method)
+    assert called(*arguments, "-o", tmp_path / "whole")[0] == 0
+    stopped_at(4, network)
+    resumable = (*arguments, "-o", tmp_path / "model", "--checkpoint", kept)
+    says = f"demur: stopped; {epochs} epochs are kept in {kept}, and the same command goes on from there\n"
+    assert called(*resumable) == (130, says)
+    assert not (tmp_path / "model").exists()
+    assert called("fit", train, "--label", "kind", "-o", tmp_path / "other", "--checkpoint", kept, "--epochs", 2) == (
+        0,
+        f"demur: note: the checkpoint in {kept} is of other data or other settings; it stays as it is, and training "
+        "begins from the start\n",
+    )
+    stopped_at(None)
+    assert called(*resumable) == (0, "")
+    assert not kept.exists()
+    whole, resumed = ((tmp_path / name / "posterior.safetensors").read_bytes() for name in ("whole", "model"))
+    assert whole == resumed
+
+
+def test_fit_that_was_stopped_says_that_nothing_was_kept(rows_model, tmp_path, stopped_at):
+    arguments = ("fit", rows_model / "train.csv", "--label", "kind", "--epochs", 3, "-o", tmp_path / "model")
+    stopped_at(1)
+    says = "demur: stopped; nothing was kept; with --checkpoint FOLDER the next run can be continued\n"
+    assert called(*arguments) == (130, says)
+    code, said = called(*arguments, "--checkpoint", tmp_path / "kept")
+    assert (code, said) == (130, "demur: stopped; nothing was kept, because no epoch was finished\n")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["fit", "train.csv", "-o", "new"], "no column label or class or target or y; name the label's with --label"),
         (["fit", "prices.csv", "-o", "new"], "has 9 labels in 9 inputs; name the right column"),
-        (["fit", "train.csv", "-o", "train.csv", "--label", "kind"], "train.csv is there already and is no model"),
+        (["fit", "train.csv", "-o", "train.csv", "--label", "kind"], "train.csv is a file that is no model"),
         (
             ["fit", "train.csv", "-o", "new", "--label", "kind", "--method", "map", "--outliers", "box"],
             "does not train",
@@ -191,6 +332,8 @@ def test_a_run_that_fails_or_is_killed_leaves_the_old_file(rows_model, tmp_path)
         (["fit", "train.csv", "-o", "new", "--label", "kind", "--outliers", "boxes"], "did you mean 'box'"),
         (["fit", "train.csv", "-o", "new", "--label", "kind", "--outliers", "gone.csv"], "gone.csv does not exist"),
         (["fit", "train.csv", "-o", "new", "--label", "kind", "--keep", "2"], "keep 2.0 is not between 0 and 1"),
+        (["fit", "nothing", "-o", "new", "--keep", "nan"], "keep nan is not between 0 and 1"),
+        (["fit", "train.csv", "-o", "new", "--label", "kind", "--device", "meta"], "device 'meta' is not available"),
         (["fit", "train.csv", "-o", "new", "--size", "big"], "size 'big' is not that of a picture"),
         (["fit", "train.csv", "-o", "no/where"], "the folder of no/where does not exist"),
         (["fit", "nothing", "-o", "new"], "nothing does not exist"),

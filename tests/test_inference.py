@@ -16,7 +16,7 @@ from demur.inference.base import fit_parts
 from demur.inference.fisher import diagonal_fisher
 from demur.inference.together import pays, train_together
 from demur.likelihoods import LIKELIHOODS, none_class, plain
-from demur.method import METHODS, parse_method
+from demur.methods import METHODS, parse_method
 from demur.metrics import Prediction, accuracy, brier, nll
 from demur.networks import mlp
 from demur.posterior import Gaussian, Point, Tuning

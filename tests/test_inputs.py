@@ -1,8 +1,10 @@
 """What people have, read a batch at a time: the same values whatever the format, or one sentence."""
 
 import json
+import os
 import re
 import struct
+import zlib
 
 import numpy as np
 import pyarrow as pa
@@ -10,9 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from demur.inputs import BATCH, LARGEST, open_inputs, read_outliers
+from demur.classifier.readers import BATCH, LARGEST, open_inputs, read_outliers
+from demur.classifier.readers.text_files import BLOCK
+from demur.data.store import Store
 from demur.tasks.images import fitted
-from demur.tasks.store import Store
 
 
 def written(tmp_path, name, content):
@@ -133,19 +136,19 @@ def test_outliers_are_a_path_a_data_set_or_a_name(tmp_path, data_root):
     rows = open_inputs(written(tmp_path, "in.csv", "a,b,label\n1,2,x\n3,4,y\n"), labelled=True)
     out = written(tmp_path, "out.csv", "b,label,a\n20,z,10\n")
     store = Store(data_root, tmp_path / "decoded")
-    np.testing.assert_array_equal(np.asarray(read_outliers(str(out), rows, [], store)), [[10, 20]])
-    assert read_outliers("columns+box", rows, [], store) == "columns+box"
+    np.testing.assert_array_equal(np.asarray(read_outliers(str(out), rows, [], lambda: store)), [[10, 20]])
+    assert read_outliers("columns+box", rows, [], lambda: store) == "columns+box"
     texts = open_inputs(written(tmp_path, "in.txt", "one two three\nfour five\n"))
     inliers = texts.gathered().x
-    drawn = read_outliers("wikitext2", texts, inliers, store)
+    drawn = read_outliers("wikitext2", texts, inliers, lambda: store)
     assert {len(text.split()) for text in drawn} == {2, 3}  # as long as the inliers
     with pytest.raises(
         ValueError,
         match=re.escape("unknown path, made-up outliers or data set of texts 'wikitext3'; did you mean 'wikitext2'"),
     ):
-        read_outliers("wikitext3", texts, inliers, store)
+        read_outliers("wikitext3", texts, inliers, lambda: store)
     with pytest.raises(ValueError, match="holds texts, the training data rows"):
-        read_outliers(str(tmp_path / "in.txt"), rows, [], store)
+        read_outliers(str(tmp_path / "in.txt"), rows, [], lambda: store)
 
 
 PNG = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + b"IHDR" + struct.pack(">II", 10**5, 10**5) + b"\x08\0\0\0\0"
@@ -205,3 +208,147 @@ def test_folders_without_classes_are_refused(tmp_path):
     Image.new("L", (4, 4)).save(tmp_path / "stray.png")
     with pytest.raises(ValueError, match=r"outside the class folders, stray.png"):
         open_inputs(tmp_path, labelled=True)
+
+
+# what is unusual ----------------------------------------------------------------------------------------------------
+
+
+def class_folders(path, names="ab"):
+    for name in names:
+        (path / name).mkdir(parents=True)
+        Image.new("L", (8, 8), 9).save(path / name / "0.png")
+    return path
+
+
+def test_links_to_folders_and_files_are_followed(tmp_path):
+    elsewhere, path = class_folders(tmp_path / "elsewhere", "cd"), class_folders(tmp_path / "here")
+    (path / "c").symlink_to(elsewhere / "c")
+    (path / "a" / "1.png").symlink_to(elsewhere / "d" / "0.png")
+    (path / ".hidden").mkdir()
+    Image.new("L", (8, 8), 9).save(path / ".hidden" / "0.png")
+    read = open_inputs(path, labelled=True).gathered()
+    assert list(zip(read.names, read.y, strict=True)) == [
+        ("a/0.png", "a"),
+        ("a/1.png", "a"),
+        ("b/0.png", "b"),
+        ("c/0.png", "c"),
+    ]
+
+
+def test_links_in_a_circle_and_to_nothing_are_refused(tmp_path):
+    round_about = class_folders(tmp_path / "circle")
+    (round_about / "a" / "up").symlink_to(round_about)
+    with pytest.raises(ValueError, match="up is a link to a folder that it lies in"):
+        open_inputs(round_about)
+    dangling = class_folders(tmp_path / "nothing")
+    (dangling / "c").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="c is a link to nothing"):
+        open_inputs(dangling, labelled=True)
+    picture = class_folders(tmp_path / "picture")
+    (picture / "a" / "1.png").symlink_to(tmp_path / "nowhere.png")
+    with pytest.raises(ValueError, match=r"1\.png cannot be read as a picture"):
+        open_inputs(picture, labelled=True)
+
+
+def test_a_folder_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
+    path, scandir = class_folders(tmp_path / "here"), os.scandir
+
+    def forbidden(place):
+        if str(place).endswith("b"):
+            raise PermissionError(13, "Permission denied", str(place))
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", forbidden)
+    with pytest.raises(ValueError, match=r"b cannot be read \(Permission denied\)"):
+        open_inputs(path, labelled=True)
+
+
+def test_a_folder_without_pictures_is_said_to_be_no_class(tmp_path):
+    path = class_folders(tmp_path / "here")
+    (path / "c").mkdir()
+    with pytest.warns(UserWarning, match="c holds no pictures, so it is no class"):
+        open_inputs(path, labelled=True)
+
+
+@pytest.mark.parametrize("name", ["x.png", "x.tiff", "x.ppm"])
+def test_colours_of_16_bits_are_refused(tmp_path, name):
+    pixels = np.full((8, 8, 3), 40_000, np.uint16)
+    if name == "x.png":
+        rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+        chunks = [
+            (b"IHDR", struct.pack(">IIBBBBB", 8, 8, 16, 2, 0, 0, 0)),
+            (b"IDAT", zlib.compress(rows)),
+            (b"IEND", b""),
+        ]
+        content = b"\x89PNG\r\n\x1a\n" + b"".join(
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+            for kind, body in chunks
+        )
+    elif name == "x.ppm":
+        content = b"P6 8 8 65535\n" + pixels.astype(">u2").tobytes()
+    else:
+        entries = [(256, 3, 8), (257, 3, 8), (259, 3, 1), (262, 3, 2), (277, 3, 3), (278, 3, 8)]
+        body = pixels.astype("<u2").tobytes()
+        start = 8 + 2 + 12 * (len(entries) + 3) + 4
+        tags = [struct.pack("<HHIHH", tag, kind, 1, value, 0) for tag, kind, value in entries]
+        tags.append(struct.pack("<HHII", 258, 3, 3, start))
+        tags.append(struct.pack("<HHII", 273, 4, 1, start + 6))
+        tags.append(struct.pack("<HHII", 279, 4, 1, len(body)))
+        content = b"II*\0" + struct.pack("<IH", 8, len(tags)) + b"".join(sorted(tags)) + bytes(4)
+        content += struct.pack("<HHH", 16, 16, 16) + body
+    path = written(tmp_path, name, content)
+    with Image.open(path) as picture:
+        assert picture.mode == "RGB"  # which is how they came through
+    with pytest.raises(ValueError, match="its pixels are 16-bit RGB, not 8-bit grey or RGB; convert it"):
+        open_inputs(path)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_what_is_transparent_shows_white(tmp_path, mode, channels):
+    """Half of it opaque and dark, a quarter clear, a quarter half clear."""
+    alpha = np.repeat([[255, 255, 0, 128]], 4, axis=0).astype(np.uint8)
+    dark = np.full((4, 4), 40, np.uint8)
+    picture = Image.merge("RGBA", [*map(Image.fromarray, (dark, dark, dark, alpha))])
+    if mode == "P":
+        picture = picture.quantize(8, dither=Image.Dither.NONE)
+    elif mode == "LA":
+        picture = picture.convert("LA")
+    picture.save(tmp_path / "x.png")
+    read = open_inputs(tmp_path / "x.png", channels=channels).gathered().x
+    half = round(40 * 128 / 255 + 255 * 127 / 255)
+    expected = np.broadcast_to([40, 40, 255, half], (1, channels, 4, 4))
+    np.testing.assert_allclose(read, expected, atol=2)
+
+
+def test_a_tsv_of_one_column_may_have_commas(tmp_path):
+    path = written(tmp_path, "x.tsv", "text\nred, green, blue\none; two\n")
+    assert open_inputs(path).gathered().x == ["red, green, blue", "one; two"]
+    columns = written(tmp_path, "y.TSV", "a,b\tlabel\n1\tx\n")
+    assert open_inputs(columns, labelled=True).columns == ("a,b",)
+
+
+@pytest.mark.parametrize("tolerant", [False, True])
+def test_rows_longer_than_a_block_are_read(tmp_path, tolerant):
+    texts = ["short", "x" * (BLOCK + 1), "short", "y" * (9 * BLOCK), "short"]
+    path = written(tmp_path, "x.csv", "text,n\n" + "".join(f"{text},1\n" for text in texts))
+    found = list(open_inputs(path, tolerant=tolerant).batches)
+    assert [text for batch in found for text in batch.x] == texts
+    assert [name for batch in found for name in batch.names] == ["1", "2", "3", "4", "5"]
+
+
+def test_a_row_that_no_memory_should_hold_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("demur.classifier.readers.text_files.LONGEST", 4 * BLOCK)
+    path = written(tmp_path, "x.csv", "text\n" + "x" * (2 * BLOCK) + "\n")
+    with pytest.raises(ValueError, match="has a row of more than 1 MiB"):
+        open_inputs(path)
+
+
+def test_pictures_that_do_not_fit_into_memory_are_refused_unread(tmp_path):
+    path = class_folders(tmp_path / "here")
+    with pytest.raises(ValueError, match=r"2 pictures of 100000x100000 take [\d,]+ GiB .* give a smaller size"):
+        open_inputs(path, labelled=True, size=(100_000, 100_000))
+    array = tmp_path / "x.npz"
+    np.savez(array, x=np.zeros((4, 8, 8), np.uint8), y=[0, 1, 0, 1])
+    with pytest.raises(ValueError, match="give a smaller size"):
+        open_inputs(array, labelled=True, size=(100_000, 100_000))

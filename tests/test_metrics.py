@@ -32,6 +32,8 @@ from demur.metrics import (
     ood_metrics,
 )
 
+INF = float("inf")
+
 
 def prediction(probs, none=None, expected_entropy=None) -> Prediction:
     probs = torch.as_tensor(probs, dtype=torch.float32)
@@ -114,7 +116,7 @@ def test_a_set_without_none_has_no_figures_of_it():
 def test_fpr95_where_some_scores_are_infinite():
     inside = np.array([-np.inf, 1.0, 2.0])  # the 5th percentile is minus infinity, which every outlier passes
     assert Separation(inside, np.array([0.0, -np.inf])).fpr95 == 1.0
-    assert Separation(np.array([0.0, np.inf, np.inf]), np.array([5.0])).fpr95 == 0.0
+    assert Separation(np.array([0.0, np.inf, np.inf]), np.array([5.0, -1.0])).fpr95 == 0.5  # the lower of both
 
 
 def test_ece_by_hand():
@@ -268,6 +270,21 @@ def test_every_metric_is_a_number_for_both_kinds_of_head():
     y = torch.tensor([0, 1])
     for made in (prediction([[0.6, 0.4], [0.3, 0.7]]), prediction([[0.5, 0.3], [0.3, 0.6]], none=[0.2, 0.1])):
         assert all(math.isfinite(metric(made, y)) for metric in METRICS.values())
+
+
+@pytest.mark.parametrize(
+    ("positive", "negative", "fpr95"),
+    [
+        ([-INF] + 9 * [1.0], [-INF, 0.0, 2.0], 1.0),  # the fifth percentile lies between -inf and 1
+        ([-INF] + 39 * [1.0], [-INF, 0.0, 2.0], 1 / 3),  # and here at 1
+        (10 * [-INF], [-INF, 0.0], 1.0),
+        ([0.0] + 9 * [INF], [-1.0, 0.0, 1.0, INF], 0.75),  # at least 95 % pass the lower of both
+        ([-INF] + 9 * [INF], [-INF, 0.0, INF], 1.0),
+        (10 * [INF], [0.0, INF], 0.5),
+    ],
+)
+def test_fpr95_of_infinite_scores(positive, negative, fpr95):
+    assert Separation(np.array(positive), np.array(negative)).fpr95 == pytest.approx(fpr95)
 
 
 def test_nothing_to_compare_is_refused():

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from demur.cli.outputs import Overwrite, check_folder
 from demur.cli.shared import Data, make_console, open_store
 
 app = typer.Typer(help="The data sets: what is there, and how to get the rest.", no_args_is_help=True)
@@ -28,9 +29,9 @@ def get_data(names: Annotated[list[str], typer.Argument(help="Names of data sets
     """Fetch data sets from the Hugging Face hub; what was begun is continued."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
 
+    from demur.data.catalogue import CATALOGUE
+    from demur.data.hub import get
     from demur.names import choose
-    from demur.tasks.catalogue import CATALOGUE
-    from demur.tasks.hub import get
 
     store = open_store(data)
     for name in names:
@@ -55,10 +56,13 @@ def add_data(
         Path, typer.Argument(help="Class folders, npz, csv, txt, or the original MNIST, CIFAR, SVHN files.")
     ],
     split: Annotated[str | None, typer.Option(help="train, validation or test, where the files do not say.")] = None,
+    overwrite: Overwrite = False,
     data: Data = None,
 ) -> None:
     """Take in files that you already have."""
-    from demur.tasks.formats import add
+    from demur.data.formats import add
 
-    for written in add(open_store(data), name, path, split):
+    store = open_store(data)
+    check_folder(store.root, overwrite=False)
+    for written in add(store, name, path, split, overwrite=overwrite):
         print(written)

@@ -2,22 +2,27 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from demur.cli.shared import Data, DeviceName, Seed, check_writable, device_named, make_console, open_store, progress
+from demur.cli.outputs import Overwrite, check_file, check_folder, whole_file
+from demur.cli.progress import counting, progress
+from demur.cli.shared import Data, DeviceName, Seed, device_named, make_console, networks_in, open_store
 
 if TYPE_CHECKING:
     from demur.classifier import Classifier
-    from demur.inputs import Inputs, X
+    from demur.classifier.readers import Inputs, X
 
 app = typer.Typer()
 
 ModelPath = Annotated[Path, typer.Argument(help="What `demur fit` wrote.")]
+MADE_BY_DEMUR = rb"\x08.\x12\x05demur"  # the beginning of an ONNX file: version, and the producer's name
+INVALID = "invalid"  # the decision on what cannot be read
 LabelColumn = Annotated[str | None, typer.Option(help="The label's column; else label, class, target or y.")]
 
 
@@ -41,33 +46,41 @@ def fit(
     keep: Annotated[float, typer.Option(help="Share of the inliers that is to get a label.")] = 0.95,
     epochs: Annotated[int | None, typer.Option(min=1, help="Else what suits the amount of data.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A fifth of the usual epochs, for a first look.")] = False,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="Folder to keep unfinished training in; the same command goes on from it, and removes it."),
+    ] = None,
     seed: Seed = 0,
     device: DeviceName = "auto",
     data: Data = None,
 ) -> None:
     """Fit a classifier that refuses what it does not know to your own data."""
-    from demur.classifier import Classifier
-    from demur.inputs import open_inputs, read_outliers
-    from demur.method import parse_method
+    _check_new_model(out, checkpoint)
+    if not 0 < keep < 1:
+        raise ValueError(f"keep {keep} is not between 0 and 1; it is a share of the inliers")
+    shape = _size(size)
 
-    parse_method(method)
-    _check_new_model(out)
+    from demur.classifier import Classifier
+    from demur.classifier.readers import open_inputs, read_outliers
+    from demur.methods import parse_method
+
+    networks = networks_in(parse_method(method).inference)
     console = make_console()
-    with progress(console, f"reading {inputs.name}") as describe:
-        given = open_inputs(inputs, labelled=True, label=label, size=_size(size))
+    with _resumable(checkpoint), progress(console, f"reading {inputs.name}", networks) as describe:
+        given = open_inputs(inputs, labelled=True, label=label, size=shape)
         inliers = given.gathered()
         classes = sorted(set(inliers.y or ()))
         if len(classes) > len(inliers.names) / 2:
             raise ValueError(
                 f"{inputs} has {len(classes)} labels in {len(inliers.names)} inputs; name the right column"
             )
-        shown = None if outliers is None else read_outliers(outliers, given, inliers.x, open_store(data))
+        shown = None if outliers is None else read_outliers(outliers, given, inliers.x, lambda: open_store(data))
         describe(f"{inputs.name} {method}")
         if quick and epochs is None:
             epochs = max(1, _usual_epochs(given.kind, inliers.x) // 5)
         classifier = Classifier(method, keep=keep, epochs=epochs, device=device_named(device), random_state=seed)
         classifier.fit(inliers.x, inliers.y, shown, made)
-    classifier.save(out)
+        classifier.save(out)
     for name, said in _said_of_fit(classifier, given, len(inliers.names), outliers).items():
         print(f"{name:<9} {said}")
     if given.kind == "pictures" and not (shown is None or isinstance(shown, str)):
@@ -85,25 +98,43 @@ def predict(
         ),
     ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A csv file; else it is printed.")] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop at the first input that cannot be read, and write nothing.")
+    ] = False,
+    overwrite: Overwrite = False,
     device: DeviceName = "auto",
 ) -> None:
-    """Say of every input which class it is, or that it is `unsure` or `unknown`: a csv, one row an input."""
+    """Say of every input which class it is, or that it is `unsure` or `unknown`: a csv, one row an input.
+
+    An input that cannot be read, such as a row with an empty cell, is `invalid`.
+    """
     import csv
+
+    head = ("input", "decision", "label", "probability", "outlier_score")
+    check_file(out, overwrite, mark=f"{','.join(head)}\n".encode(), reads=[inputs], model=model)
 
     from demur.classifier import Classifier
 
-    check_writable(out)
     classifier = Classifier.load(model, device=device_named(device))
-    given = _open_for(classifier, inputs)
-    with _whole_or_not_at_all(out) as file, _counting(inputs.name, shown=out is not None) as count:
+    given = _open_for(classifier, inputs, tolerant=not strict)
+    wrong, total = list[str](), 0
+    with (
+        nullcontext(sys.stdout) if out is None else whole_file(out) as file,
+        counting(inputs.name, shown=out is not None) as count,
+    ):
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("input", "decision", "label", "probability", "outlier_score"))
+        writer.writerow(head)
         for batch in given.batches:
-            said = classifier.predict_all(batch.x)
-            columns = (batch.names, said.decision, said.label, said.probability, said.outlier_score)
-            for name, decision, label, probability, score in zip(*columns, strict=True):
-                writer.writerow((name, decision, label, f"{probability:.6f}", f"{score:.6g}"))
+            rows = _answers(classifier, batch.x) if len(batch.wrong) < len(batch.names) else iter(())
+            for place, name in enumerate(batch.names):
+                writer.writerow((name, *((INVALID, "", "", "") if place in batch.wrong else next(rows))))
+            wrong += batch.wrong.values()
+            total += len(batch.names)
             count(len(batch.names))
+        if len(wrong) == total:
+            raise ValueError(wrong[0])
+    if wrong:
+        print(f"demur: note: {len(wrong)} of {total} inputs are {INVALID}; {wrong[0]}", file=sys.stderr)
     if out is not None:
         print(f"wrote {out}")
 
@@ -115,21 +146,24 @@ def evaluate(
     ood: Annotated[list[Path] | None, typer.Option(help="Inputs that belong to no class; may be repeated.")] = None,
     report: Annotated[Path | None, typer.Option(help="Folder for index.html, its figures, and every number.")] = None,
     label: LabelColumn = None,
+    overwrite: Overwrite = False,
     device: DeviceName = "auto",
 ) -> None:
     """Measure a model on data that it has not seen: accuracy, calibration, and what it does with outliers."""
+    named = _set_names(ood or ())
+    if report is not None:
+        own = {"figures.csv": b"set,score,metric,value\n"}
+        writes = ("index.html", "figures.csv", "figures")
+        check_folder(report, overwrite, writes=writes, marks=own, reads=[inputs, *named.values()], model=model)
+
     from demur.classifier import Classifier
     from demur.report import evaluation
 
     place = device_named(device)
     classifier = Classifier.load(model, device=place)
     inside = _open_for(classifier, inputs, labelled=True, label=label)
-    names = [path.stem for path in ood or ()]
-    outside = {
-        name if names.count(name) == 1 else str(path): _open_for(classifier, path)
-        for name, path in zip(names, ood or (), strict=True)
-    }
-    with _counting(inputs.name) as count:
+    outside = {name: _open_for(classifier, path) for name, path in named.items()}
+    with counting(inputs.name) as count:
         found = evaluation.evaluate(model.name, classifier, inside, outside, place, count)
     make_console().print(evaluation.sheet(found))
     if shortfall := evaluation.shortfall(found):
@@ -144,26 +178,87 @@ def export(
     model: ModelPath,
     out: Annotated[Path | None, typer.Argument(metavar="FILE", help="By default the model's name and .onnx.")] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="As ONNX, the one format there is.")] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Write a model as one graph that onnxruntime runs without demur, and check that it gives the same answers."""
-    from demur.classifier import Classifier
-    from demur.export import export_onnx
-
     if not onnx:
         raise ValueError("no format is named; add --onnx")
-    out = out or model.absolute().with_suffix(".onnx")
-    check_writable(out)
+    named = model.absolute()
+    out = out or named.with_name(f"{named.name.removesuffix('.demur')}.onnx")
+    check_file(out, overwrite, mark=MADE_BY_DEMUR, model=model, suffixes=(".onnx",))
+
+    from demur.classifier import Classifier
+    from demur.classifier.export import export_onnx
+
     checked = export_onnx(Classifier.load(model, device="cpu"), out)
     print(f"wrote {out}, {out.stat().st_size / 2**20:.1f} MiB: {checked}")
 
 
-def _check_new_model(out: Path) -> None:
+def _answers(classifier: "Classifier", x: "X") -> Iterator[tuple[str, ...]]:
+    said = classifier.predict_all(x)
+    for decision, label, probability, score in zip(
+        said.decision, said.label, said.probability, said.outlier_score, strict=True
+    ):
+        yield decision, label, f"{probability:.6f}", f"{score:.6g}"
+
+
+def _check_new_model(out: Path, checkpoint: Path | None) -> None:
     """A model may be written over, anything else not."""
-    is_model = (out / "manifest.json").is_file() or (out.is_file() and out.suffix == ".demur")
-    if out.exists() and not is_model and not (out.is_dir() and not any(out.iterdir())):
-        raise ValueError(f"{out} is there already and is no model; give a new name")
-    if not out.absolute().parent.is_dir():
-        raise ValueError(f"the folder of {out} does not exist; create it first")
+    from demur.classifier.model_file import check_target
+
+    check_target(out)
+    if not os.path.lexists(out):
+        check_file(out, overwrite=False)
+    if checkpoint is not None:
+        check_folder(checkpoint, overwrite=False)
+        if out.resolve() in (checkpoint.resolve(), *checkpoint.resolve().parents):
+            raise ValueError(f"checkpoint {checkpoint} is where the model is to be; name another folder")
+
+
+@contextmanager
+def _resumable(checkpoint: Path | None) -> Iterator[None]:
+    """Keep training that is stopped inside the block, if it may be kept, and say so; forget it after the block."""
+    from demur.checkpoint import checkpointed, epochs_in
+
+    if checkpoint is None:
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise typer.Abort("nothing was kept; with --checkpoint FOLDER the next run can be continued") from None
+        return
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    used: set[Path] = set()
+    try:
+        with checkpointed(checkpoint) as place:
+            used = place.used
+            yield
+    except KeyboardInterrupt:
+        epochs = sum(map(epochs_in, used))
+        kept = f"{epochs} epochs are kept in {checkpoint}, and the same command goes on from there"
+        raise typer.Abort(kept if epochs else "nothing was kept, because no epoch was finished") from None
+    else:
+        for file in used:
+            file.unlink(missing_ok=True)
+    finally:
+        if not any(checkpoint.iterdir()):
+            checkpoint.rmdir()
+
+
+def _set_names(paths: Sequence[Path]) -> dict[str, Path]:
+    """Sets of outliers by names of their own: the file's, or its path where that would be another's too."""
+    from demur.report.evaluation import INLIERS
+
+    stems = Counter([INLIERS, *(path.absolute().stem for path in paths)])
+    named: dict[str, Path] = {}
+    for path in paths:
+        if path.resolve() in [other.resolve() for other in named.values()]:
+            raise ValueError(f"{path} is given twice as --ood; give it once")
+        name = path.absolute().stem
+        name = str(path) if stems[name] > 1 else name
+        while name in (INLIERS, *named):
+            name = f"outliers {name}"
+        named[name] = path
+    return named
 
 
 def _size(named: str | None) -> tuple[int, int] | None:
@@ -178,16 +273,16 @@ def _size(named: str | None) -> tuple[int, int] | None:
 def _usual_epochs(kind: str, x: "X") -> int:
     import numpy as np
 
-    from demur.classifier.preprocessing import KINDS
+    from demur.classifier.kinds import KINDS
 
     return KINDS[kind].of(np.asarray(x) if kind == "rows" else x).recipe(len(x)).epochs
 
 
 def _say_if_sharpness_tells(inliers: "X", outliers: "X", made: str | None) -> None:
     from demur.audit import LEAK
-    from demur.classifier.preprocessing import grey_values
-    from demur.sharpness import auroc_by_sharpness
-    from demur.tasks.made import LEVELLED
+    from demur.classifier.kinds import grey_values
+    from demur.outliers.sharpness import auroc_by_sharpness
+    from demur.outliers.synthetic import LEVELLED
 
     pictures = [grey_values(x, "X") for x in (inliers, outliers)]
     if min(map(len, pictures)) < 20:
@@ -199,10 +294,14 @@ def _say_if_sharpness_tells(inliers: "X", outliers: "X", made: str | None) -> No
 
 
 def _said_of_fit(classifier: "Classifier", given: "Inputs", count: int, outliers: str | None) -> dict[str, str]:
-    from demur.inputs import listed
+    from demur.classifier.readers import listed
 
     found = classifier.report_
     shape = f" of {given.shape[1]}x{given.shape[2]}, {'grey' if given.shape[0] == 1 else 'RGB'}" if given.shape else ""
+    abstained = "on outliers: not measured, none could be held out"
+    if found["outliers_abstained"] is not None:
+        unseen = f"{found['unseen_outliers']:,} outliers that it was not shown"
+        abstained = f"on {100 * found['outliers_abstained']:.1f} % of {unseen}"
     shown = found["outliers"] if outliers in (None, found["outliers"]) else f"{outliers}, {found['outliers']}"
     return {
         "inputs": f"{count:,} {given.kind}{shape}; {found['tuned'] + found['calibrated']:,} held out",
@@ -210,14 +309,17 @@ def _said_of_fit(classifier: "Classifier", given: "Inputs", count: int, outliers
         "outliers": shown + ", made up" * (outliers is None and classifier.likelihood_.outside is not None),
         "accuracy": f"{100 * found['accuracy']:.1f} % of those held out",
         "kept": f"{100 * found['kept']:.1f} % of the {found['tuned']:,} that the threshold was not chosen by",
+        "abstained": abstained,
         "training": f"{found['method']}, {found['epochs']} epochs, {found['seconds']:.0f} s",
     }
 
 
-def _open_for(classifier: "Classifier", path: Path, labelled: bool = False, label: str | None = None) -> "Inputs":
+def _open_for(
+    classifier: "Classifier", path: Path, labelled: bool = False, label: str | None = None, tolerant: bool = False
+) -> "Inputs":
     """Inputs as the model was fitted to: its columns, its size of pictures."""
-    from demur.classifier.preprocessing import Pictures
-    from demur.inputs import open_inputs, unnamed
+    from demur.classifier.kinds import Pictures
+    from demur.classifier.readers import open_inputs, unnamed
 
     fitted = classifier.preprocessing_
     channels, *size = fitted.shape if isinstance(fitted, Pictures) else (None,)
@@ -231,35 +333,8 @@ def _open_for(classifier: "Classifier", path: Path, labelled: bool = False, labe
         columns=columns,
         channels=channels,
         size=(size[0], size[1]) if size else None,
+        tolerant=tolerant,
     )
     if given.kind != fitted.kind:
         raise ValueError(f"{path} holds {given.kind}, the model is for {fitted.kind}; give it what it was fitted to")
     return given if columns else unnamed(given)
-
-
-@contextmanager
-def _whole_or_not_at_all(out: Path | None) -> Iterator[TextIO]:
-    """Standard output, or a file that gets its name once it is whole."""
-    if out is None:
-        yield sys.stdout
-        return
-    unfinished = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
-        with unfinished.open("w", encoding="utf-8", newline="") as file:
-            yield file
-        os.replace(unfinished, out)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-@contextmanager
-def _counting(what: str, shown: bool = True) -> Iterator[Callable[[int], None]]:
-    """How many inputs are done, on a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}: {task.completed:,.0f} inputs"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
-        line = bar.add_task(what, total=None)
-        yield lambda done: bar.advance(line, done)

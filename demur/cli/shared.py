@@ -1,9 +1,7 @@
-"""What several commands need: options, the terminal, data, a device, and checks before anything is computed."""
+"""What several commands need: options, the terminal, data, a device."""
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,8 +10,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from demur.inference import Inference
     from demur.tasks import Store
-    from demur.training import EpochReport
 
 Data = Annotated[
     Path | None, typer.Option("--data", help="Folder of data sets; else DEMUR_DATA, else the user's cache.")
@@ -29,49 +27,25 @@ def make_console() -> "Console":
     return Console(width=None if sys.stdout.isatty() else 120)
 
 
-@contextmanager
-def progress(console: "Console", what: str) -> Iterator[Callable[[str], None]]:
-    """A line that moves on a terminal, and nothing where output is piped."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from demur.training import observed
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        line = bar.add_task(what, total=None, said="")
-
-        def after_epoch(report: "EpochReport") -> None:
-            said = f"epoch {report.epoch}/{report.epochs}, loss {report.loss:.3f}"
-            bar.update(line, total=report.epochs, completed=report.epoch, said=said)
-
-        with observed(after_epoch):
-            yield lambda description: bar.update(line, description=description, completed=0, said="")
-
-
-def check_writable(path: Path | None) -> None:
-    """Before anything is computed that would be lost."""
-    if path is None:
-        return
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise ValueError(f"the folder of {path} does not exist; create it first")
-    if (path.exists() and not path.is_file()) or not os.access(path if path.exists() else folder, os.W_OK):
-        raise ValueError(f"{path} cannot be written to; name another file")
-
-
 def open_store(data: Path | None) -> "Store":
     """--data, then DEMUR_DATA, then the user's cache; decoded pictures go beside the data, if it may be written to."""
     from demur.tasks import Store
 
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "demur"
     named = data or os.environ.get("DEMUR_DATA")
     if named is None:
-        return Store(home / "data")
+        return Store(_cache() / "data")
     root = Path(named)
     if not root.is_dir():
         raise ValueError(f"the data folder {root} does not exist; create it, or name another with --data")
     writable = os.access(root, os.W_OK) and root.stat().st_mode & 0o200
-    return Store(root, None if writable else home / "decoded")
+    return Store(root, None if writable else _cache() / "decoded")
+
+
+def _cache() -> Path:
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "demur"
+    except RuntimeError:  # neither HOME nor an entry for this user
+        raise ValueError("there is no home folder to keep data in; name a folder with --data or DEMUR_DATA") from None
 
 
 def device_named(name: str) -> str:
@@ -80,7 +54,14 @@ def device_named(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError):
+        float(torch.zeros((), device=name))  # a device that holds no values, as `meta`, is of no use
+    except (RuntimeError, AssertionError, NotImplementedError):
         raise ValueError(f"device {name!r} is not available here; try cpu or auto") from None
     return name
+
+
+def networks_in(inference: "Inference") -> int:
+    """How many are trained, one after another."""
+    from demur.tasks.base import Recipe
+
+    return sum(networks_in(part) for part, _ in inference.parts(Recipe())) or 1

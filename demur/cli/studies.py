@@ -12,7 +12,9 @@ import typer
 from typer.core import TyperCommand
 
 import demur
-from demur.cli.shared import Data, DeviceName, Seed, check_writable, device_named, make_console, open_store, progress
+from demur.cli.outputs import Overwrite, check_distinct, check_file, check_folder, write_whole
+from demur.cli.progress import progress
+from demur.cli.shared import Data, DeviceName, Seed, device_named, make_console, networks_in, open_store
 
 if TYPE_CHECKING:
     from demur.tasks import Task
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="digits, blobs, fashion_mnist, cifar10, sst, ...")]
+FIGURES = (".png", ".svg", ".pdf")
+RUN = rb'\{\s*"demur": "[^"]*",\s*"task": '  # the beginning of what --json writes
+BENCH = rb'\{\s*"demur": "[^"]*",\s*"rows": '
 OutliersName = Annotated[str | None, typer.Option("--outliers", help="To train with; a+b mixes in equal parts.")]
 
 
@@ -38,36 +43,38 @@ def run(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
     save: Annotated[Path | None, typer.Option(help="Write the posterior there (safetensors).")] = None,
     load: Annotated[Path | None, typer.Option(help="Take this posterior instead of fitting one.")] = None,
+    overwrite: Overwrite = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.")] = "auto",
 ) -> None:
     """Fit one method to one task and print its figures."""
-    from demur.method import parse_method
+    check_distinct(json_file, save)
+    check_file(json_file, overwrite, mark=RUN, reads=[load] if load else [])
+    check_file(save, overwrite, reads=[load] if load else [])
+
+    from demur.methods import parse_method
     from demur.report.tables import sheet
     from demur.study import run as study
 
-    parse_method(method)
-    for path in (json_file, save):
-        check_writable(path)
+    networks = 0 if load else networks_in(parse_method(method).inference)
     console = make_console()
     began, started = time.time(), time.perf_counter()
-    with progress(console, f"{task} {method}"):
+    with progress(console, f"{task} {method}", networks):
         loaded = load_named(task, data, outliers, limit, exclude_overlap).to(device_named(device))
         row = study.run(loaded, method, seed=seed, epochs=epochs, save_to=save, load_from=load)
     duration = time.perf_counter() - started
     console.print(sheet(row, f"{task} {method}, seed {seed}, {row.epochs} epochs, {duration:.0f} s: per cent"))
     if json_file is not None:
-        record = row.as_json() | {"demur": demur.__version__, "time": began, "duration": duration}
-        json_file.write_text(json.dumps(record, indent=2, allow_nan=False) + "\n", "utf-8")
+        record = {"demur": demur.__version__} | row.as_json() | {"time": began, "duration": duration}
+        write_whole(json_file, json.dumps(record, indent=2, allow_nan=False) + "\n")
 
 
 @app.command()
-def toy(out: Annotated[Path, typer.Argument(help="A PNG, SVG or PDF file.")]) -> None:
+def toy(out: Annotated[Path, typer.Argument(help="A PNG, SVG or PDF file.")], overwrite: Overwrite = False) -> None:
     """Draw the paper's toy figure: confidence near and far from four classes in the plane."""
+    check_file(out, overwrite, suffixes=FIGURES)
+
     from demur.report.figures import draw_toy
 
-    if out.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"file name {str(out)!r} does not end in .png, .svg or .pdf; rename it")
-    check_writable(out)
     with progress(make_console(), "toy figure"):
         draw_toy(out)
     print(f"wrote {out}")
@@ -76,13 +83,17 @@ def toy(out: Annotated[Path, typer.Argument(help="A PNG, SVG or PDF file.")]) ->
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the figure, and for every number.")] = Path("demo"),
+    overwrite: Overwrite = False,
 ) -> None:
     """The paper in miniature: its thirteen methods on real digits, and the toy figure. Under four minutes."""
+    own = {"digits.json": rb'\[\s*\{\s*"task": "digits"'}
+    check_folder(out, overwrite, writes=("digits.json", "toy.png"), marks=own)
+
     import torch
 
+    from demur.paper.grid import PAPER_ROWS
     from demur.report.figures import draw_toy
     from demur.report.tables import BY_MAX_PROB, lines_of, table
-    from demur.study.grid import PAPER_ROWS
     from demur.study.run import run as run_method
     from demur.tasks import load
 
@@ -94,7 +105,7 @@ def demo(
         for number, method in enumerate(PAPER_ROWS, start=1):
             describe(f"digits {method} ({number} of {len(PAPER_ROWS)})")
             rows.append(run_method(digits, method))
-            (out / "digits.json").write_text(json.dumps([row.as_json() for row in rows], indent=2) + "\n", "utf-8")
+            write_whole(out / "digits.json", json.dumps([row.as_json() for row in rows], indent=2) + "\n")
         describe("toy figure")
         draw_toy(out / "toy.png")
     console.print(table(rows, "digits, seed 0: accuracy and ECE inside, FPR95 on sets of outliers; per cent"))
@@ -119,7 +130,7 @@ class _WithStudies(TyperCommand):
     """Names every study where help is asked for, and not before: to know them takes torch."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        from demur.study.grid import STUDIES
+        from demur.paper.grid import STUDIES
 
         name = next(param for param in self.params if param.name == "name")
         name.help = f"{', '.join(STUDIES)}."  # type: ignore[attr-defined]
@@ -148,20 +159,21 @@ def study(
     dry_run: Annotated[bool, typer.Option(help="Say what would be done.")] = False,
     keep_posteriors: Annotated[bool, typer.Option(help="Keep the weights of every cell.")] = True,
     markdown: Annotated[Path | None, typer.Option(help="Write the table there, as Markdown.")] = None,
+    overwrite: Overwrite = False,
     data: Data = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...; auto takes a GPU where there is one.")] = "auto",
 ) -> None:
     """Run a whole table of the paper; stopped, it goes on where it was."""
+    from demur.data.catalogue import CATALOGUE
+    from demur.outliers.synthetic import parts_of
+    from demur.paper.conventions import resolve
+    from demur.paper.grid import select
     from demur.report import tables
     from demur.study.cluster import cluster
-    from demur.study.conventions import resolve
     from demur.study.engine import Place, is_answered, networks_of, one_by_one, results_of, run_cells, seconds_left
-    from demur.study.grid import select
     from demur.study.processes import most_jobs, processes
     from demur.study.run import row_of
     from demur.tasks import IMAGES, TEXTS
-    from demur.tasks.catalogue import CATALOGUE
-    from demur.tasks.made import parts_of
 
     if engine not in ("local", "ray"):
         raise ValueError(f"unknown engine {engine!r}; known: local, ray")
@@ -169,7 +181,8 @@ def study(
         raise ValueError(f"address {address!r} is for the engine ray; add --engine ray")
     if engine == "ray" and jobs is not None:
         raise ValueError(f"jobs {jobs} is for the engine local; a Ray cluster takes what it has room for")
-    check_writable(markdown)
+    check_file(markdown, overwrite, mark=rb"## \w+, \w+: per cent; .* threads?\n")
+    check_folder(runs, overwrite)
     cells = select(
         name,
         tasks=task,
@@ -215,7 +228,7 @@ def study(
     for group in tables.grouped(rows):
         console.print(tables.table(group, f"{group[0].task}, {group[0].convention}: per cent"))
     if markdown is not None:
-        markdown.write_text(tables.markdown(rows, [r.record for r in results]), "utf-8")
+        write_whole(markdown, tables.markdown(rows, [r.record for r in results]))
     if results:
         print(f"the cells are in {runs}; tables beside the paper's, figures and a page: demur report {runs}")
     for failure in failures:
@@ -232,11 +245,15 @@ def report(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for tables, figures and index.html.")] = Path("report"),
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; by default one a core.")] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Set every measured figure beside the published one: tables, figures, RESULTS.md, and one page that shows all.
 
     Several folders become one report; where two have the same cell, the later named wins.
     """
+    writes = ("results.csv", "cells.csv", "RESULTS.md", "claims.md", "index.html", "tables", "figures")
+    check_folder(out, overwrite, writes=writes, marks={"results.csv": b"task,outliers,method,seed,convention,"})
+
     from demur.report.measured import gather
     from demur.report.page import write_report
 
@@ -257,8 +274,11 @@ def report(
 def pack(
     out: Annotated[Path, typer.Argument(help="Folder for the packed files.")],
     runs: Annotated[Path, typer.Option(help="Folder of results.")] = Path("runs"),
+    overwrite: Overwrite = False,
 ) -> None:
     """Put the predictions of a study into a few files of at most 15 MiB, to move it to another machine."""
+    check_folder(out, overwrite, writes=[path.name for path in out.glob("pack-*.safetensors")])
+
     from demur.study.results import pack as pack_predictions
 
     for path in pack_predictions(runs, out):
@@ -271,6 +291,8 @@ def unpack(
     runs: Annotated[Path, typer.Option(help="Folder of results.")] = Path("runs"),
 ) -> None:
     """Put packed predictions back into a folder of results; what is there stays."""
+    check_folder(runs, overwrite=False)
+
     from demur.study.results import unpack as unpack_predictions
 
     for folder in unpack_predictions(files, runs):
@@ -282,13 +304,15 @@ def audit(
     task: TaskName,
     outliers: OutliersName = None,
     figure: Annotated[Path | None, typer.Option(help="Draw how sharp the sets of pictures are there.")] = None,
+    overwrite: Overwrite = False,
     data: Data = None,
 ) -> None:
     """Look for what makes a task easier than it seems: duplicates, shared classes, sharpness, typography."""
-    from demur.audit import audit as audit_task
-    from demur.sharpness import draw_sharpness
+    check_file(figure, overwrite, suffixes=FIGURES)
 
-    check_writable(figure)
+    from demur.audit import audit as audit_task
+    from demur.outliers.sharpness import draw_sharpness
+
     loaded = load_named(task, data, outliers)
     if figure is not None:
         draw_sharpness(loaded, figure)
@@ -305,20 +329,24 @@ def bench(
     figure: Annotated[Path | None, typer.Option(help="Draw how cost grows (the row `growth`) there.")] = None,
     laplace_python: Annotated[str | None, typer.Option(help="Python of an environment with laplace-torch.")] = None,
     small: Annotated[bool, typer.Option("--small", help="Try every row in seconds; the figures mean nothing.")] = False,
+    overwrite: Overwrite = False,
     device: DeviceName = "auto",
 ) -> None:
     """Measure training, curvature, prediction and metrics beside what else there is, in turns; medians and ratios."""
+    check_distinct(json_file, figure)
+    check_file(json_file, overwrite, mark=BENCH)
+    check_file(figure, overwrite, suffixes=FIGURES)
+
+    _find_benchmarks()
     from dataclasses import asdict
 
-    from demur.bench import cpu, gpu
-    from demur.bench.frame import Conditions, run_rows
-    from demur.bench.growth import draw_growth, measure_growth
-    from demur.bench.render import lines
+    from benchmarks import cpu, gpu
+    from benchmarks.frame import Conditions, run_rows
+    from benchmarks.growth import draw_growth, measure_growth
+    from benchmarks.render import lines
     from demur.names import choose
     from demur.study.engine import circumstances
 
-    for path in (json_file, figure):
-        check_writable(path)
     rows = {row.name: row for row in (*cpu.ROWS, *gpu.ROWS)}
     for name in names or ():
         choose({**rows, "growth": None}, name, "row")
@@ -336,8 +364,22 @@ def bench(
     if figure is not None and grown:
         draw_growth(grown, figure)
     if json_file is not None:
-        record = {"rows": [o.as_json() for o in outcomes], "growth": [asdict(line) for line in grown]}
-        json_file.write_text(json.dumps(record | circumstances(device_named(device)), indent=2) + "\n", "utf-8")
+        measured = {"rows": [o.as_json() for o in outcomes], "growth": [asdict(line) for line in grown]}
+        record = {"demur": demur.__version__} | measured
+        write_whole(json_file, json.dumps(record | circumstances(device_named(device)), indent=2) + "\n")
+
+
+def _find_benchmarks() -> None:
+    """They lie beside the package in its source, and are no part of what is installed from an index."""
+    import demur
+
+    source = Path(demur.__file__).parents[1]
+    if not (source / "benchmarks" / "frame.py").is_file():
+        raise ValueError(
+            "the benchmarks come with demur's source, not with the installed package; get the source, and there: "
+            "pip install -e . && demur bench"
+        )
+    sys.path.insert(0, str(source))
 
 
 def load_named(

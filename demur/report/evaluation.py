@@ -20,7 +20,7 @@ from torch import Tensor
 
 from demur.classifier import Classifier
 from demur.classifier.decision import Decision, class_probs, score_of
-from demur.inputs import Inputs, listed
+from demur.classifier.readers import Inputs, listed
 from demur.metrics import BINS, METRICS, SCORES, Array, Prediction, Separation, calibration, max_prob_score
 from demur.predictive import predict
 from demur.report.figures import INSIDE, OUTSIDE, one_column_wide, panels, save_figure
@@ -48,6 +48,10 @@ class Evaluation:
     inside: Prediction
     y: Tensor
     ood: Mapping[str, Prediction]
+
+    def __post_init__(self) -> None:
+        if INLIERS in self.ood:
+            raise ValueError(f"a set of outliers is named {INLIERS!r}, as the inliers are; give it another name")
 
     @cached_property
     def given_a_class(self) -> Prediction:
