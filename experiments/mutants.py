@@ -38,7 +38,6 @@ MODULES = {
     "posterior_file": ("posterior", "model_file"),
     "training": ("training", "checkpoint"),
     "checkpoint": ("checkpoint", "training"),
-    "model_file": ("model_file",),
     "inference/base": ("inference",),
     "inference/map": ("training",),
     "inference/ensemble": ("inference",),
@@ -49,6 +48,7 @@ MODULES = {
     "inference/flipout": ("flipout",),
     "inference/sgmcmc": ("sgmcmc",),
     "classifier/decision": ("decision",),
+    "classifier/model_file": ("model_file",),
     "study/engine": ("study",),
 }
 

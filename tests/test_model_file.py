@@ -176,15 +176,15 @@ def test_only_plain_zips_of_the_three_parts_are_opened(folder, tmp_path):
     good = {name: name for name in (MANIFEST, *PARTS)}
     demur.load_model(written(good))
     for names in ({**good, "../outside": MODEL}, {**good, str(outside): MODEL}, {f"x/{n}": n for n in good}, {}):
-        with pytest.raises(ValueError, match="its parts are not"):
+        with pytest.raises(ValueError, match=damaged(path, "its parts are not")):
             demur.load_model(written(names))
     assert not outside.exists()
-    with pytest.raises(ValueError, match="is compressed"):
+    with pytest.raises(ValueError, match=damaged(path, "is compressed")):
         demur.load_model(written(good, zipfile.ZIP_DEFLATED))
     whole = written(good).read_bytes()
     for content in (whole[: len(whole) // 2], b"", pickle.dumps([1]), flipped(whole, len(whole) // 2)):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match="damaged"):
+        with pytest.raises(ValueError, match=damaged(path, "")):
             demur.load_model(path)
 
 
@@ -230,6 +230,22 @@ def test_versions(folder, monkeypatch):
         monkeypatch.setattr(model_file, "FORMAT", other)
         with pytest.raises(ValueError, match=r"has format 1\.1, this demur reads"):
             demur.load_model(folder)
+    monkeypatch.undo()
+    major, minor = model_file.FORMAT
+    manifest = json.loads((folder / MANIFEST).read_text())
+    for version, readable in ((minor, True), (0, True), (minor + 1, False)):
+        (folder / MANIFEST).write_text(json.dumps(manifest | {"demur": f"{major}.{version}"}))
+        if readable:
+            demur.load_model(folder)
+        else:
+            with pytest.raises(ValueError, match=rf"reads {major}\.0 to {major}\.{minor}; use the demur that saved it"):
+                demur.load_model(folder)
+
+
+def test_what_is_no_number_is_not_written(model, tmp_path):
+    with pytest.raises(ValueError, match="JSON"):
+        model_file.write_model(tmp_path / "model", {"accuracy": float("nan")}, model.posterior_)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_network_of_ones_own_must_be_passed(tmp_path):

@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from demur import posterior_file
 from demur.likelihoods import none_class, plain
 from demur.metrics import entropy, spread
 from demur.networks import lenet, mlp
@@ -273,6 +274,33 @@ def test_what_it_is_can_be_read_without_the_network(tmp_path):
     assert read_about(tmp_path / "p") == {}
     with safe_open(tmp_path / "p", "pt") as file:
         assert json.loads(file.metadata()["demur"])["format"] == 1  # files that are out there say so
+
+
+@pytest.mark.parametrize(
+    "tuning",
+    [{}, {"chosen": 1.0, "rows": [[1.0, 0.5]], "at_map": [0.5, 0.9]}, {"chosen": "1", "rows": [], "at_map": [0, 0]}],
+)
+def test_how_it_was_tuned_must_be_a_table_of_numbers(tmp_path, tuning):
+    save(make("head"), tmp_path / "p")
+    with safe_open(tmp_path / "p", "pt") as file:
+        header = json.loads(file.metadata()["demur"])
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
+    header["posterior"]["tuning"] = tuning
+    save_file(tensors, tmp_path / "p", metadata={"demur": json.dumps(header)})
+    for read in (read_about, lambda path: load(path, SMALL)):
+        with pytest.raises(ValueError, match="is not a posterior saved by demur, or it is damaged"):
+            read(tmp_path / "p")
+
+
+def test_a_header_that_is_too_long_is_not_read(tmp_path, monkeypatch):
+    save(make("point"), tmp_path / "p", {"said": "much"})
+    with safe_open(tmp_path / "p", "pt") as file:
+        length = len(file.metadata()["demur"])
+    monkeypatch.setattr(posterior_file, "LONGEST", length)
+    assert read_about(tmp_path / "p") == {"said": "much"}
+    monkeypatch.setattr(posterior_file, "LONGEST", length - 1)
+    with pytest.raises(ValueError, match=f"its header has more than {length - 1} characters"):
+        load(tmp_path / "p", SMALL)
 
 
 def test_a_loaded_posterior_has_its_settings_and_is_ready_to_predict(tmp_path):
