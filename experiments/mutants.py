@@ -37,6 +37,7 @@ MODULES = {
     "posterior": ("posterior",),
     "posterior_file": ("posterior", "model_file"),
     "training": ("training", "checkpoint"),
+    "graphs": ("training", "inference"),
     "checkpoint": ("checkpoint", "training"),
     "inference/base": ("inference",),
     "inference/map": ("training",),

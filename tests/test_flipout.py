@@ -199,7 +199,7 @@ def test_the_papers_penalty_averages_within_a_layer() -> None:
     losses: list[float] = []
     with observed(lambda report: losses.append(report.loss)):
         posterior = Flipout(mean_kl=True).fit(
-            Attentive, Likelihood(3, Silent()), make_task(), Recipe(epochs=1, lr=1e-12)
+            Attentive, Likelihood(3, Silent()), make_task().training, Recipe(epochs=1, lr=1e-12)
         )
     layers = {name.rpartition(".")[0] for name in posterior.variance}
     means = []
