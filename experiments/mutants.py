@@ -71,6 +71,12 @@ def equivalents() -> dict[tuple[str, str, str], str]:
     return found
 
 
+def outdated(reasons: dict[tuple[str, str, str], str]) -> list[str]:
+    """Entries of lines that are no more."""
+    sources = {module: " ".join((ROOT / "demur" / f"{module}.py").read_text("utf-8").split()) for module in MODULES}
+    return [f"{module}: {before}" for module, before, _ in reasons if before not in sources.get(module, "")]
+
+
 def reason_for(result: dict, reasons: dict[tuple[str, str, str], str]) -> str | None:
     module, before = result["module"], result["before"]
     return reasons.get((module, before, result["after"])) or reasons.get((module, before, "..."))
@@ -253,6 +259,8 @@ def report(results: list[dict]) -> tuple[str, float]:
     for one in left:
         lines += [f"demur/{one['module']}.py:{one['line']} ({one['kind']}; {one['by']})"]
         lines += [f"    - {one['before']}", f"    + {one['after']}"]
+    if gone := outdated(reasons):
+        lines += ["", f"Lines of {EQUIVALENT.name} that are no more:", "", *gone]
     return "\n".join(lines) + "\n", score
 
 
