@@ -36,7 +36,7 @@ MODULES = {
     "predictive": ("posterior",),
     "posterior": ("posterior",),
     "posterior_file": ("posterior", "model_file"),
-    "training": ("training", "checkpoint"),
+    "training": ("training", "checkpoint", "progress"),
     "graphs": ("training", "inference"),
     "checkpoint": ("checkpoint", "training"),
     "inference/base": ("inference",),

@@ -3,7 +3,7 @@
 import math
 import random
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -216,22 +216,24 @@ def test_batches_follow_from_the_seed_alone(task, recipe):
     assert not torch.equal(without, other)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Counted:
     """Outliers that say which epoch they were made for."""
 
+    made: list[torch.Tensor] = field(default_factory=list)
     shape = torch.Size((50, 4))
-    made = 0
 
     def epoch(self, generator: torch.Generator) -> torch.Tensor:
-        self.made += 1
-        return torch.full((50, 4), float(self.made) if self.made < 4 else torch.nan)
+        self.made.append(torch.full((50, 4), len(self.made) + 1.0 if len(self.made) < 3 else torch.nan))
+        return self.made[-1]
 
 
 def test_outliers_may_be_made_anew_every_epoch(task, recipe):
-    feed = Feed(changed(task, outliers=Counted()).training, recipe, with_outliers=True)
+    source = Counted()
+    feed = Feed(changed(task, outliers=source).training, recipe, with_outliers=True)
     for epoch in (1, 2, 3):
         assert (shown(feed)[1] == epoch).all()
+    assert [float(made.unique()) for made in source.made] == [1, 2, 3]  # what was given stays as it was
     with pytest.raises(ValueError, match="an epoch of outliers has a NaN or infinite value in input 0"):
         feed.shuffle()
 
