@@ -5,19 +5,31 @@ from dataclasses import dataclass
 
 from demur.inference import INFERENCES, Inference
 from demur.likelihoods import LIKELIHOODS, Likelihood
-from demur.names import choose
+from demur.names import choose, choose_or_import, is_imported
+
+PLAIN = "plain"
 
 
 @dataclass(frozen=True)
 class Method:
-    name: str
+    """An inference with its hyperparameters, a likelihood, and what both are called."""
+
     inference_name: str
+    likelihood_name: str
     inference: Inference
     likelihood: Callable[[int], Likelihood]  # of the number of classes
 
+    @property
+    def name(self) -> str:
+        return method_name(self.inference_name, self.likelihood_name)
+
+    @property
+    def uses_outliers(self) -> bool:
+        return self.likelihood(2).outside is not None
+
 
 def method_name(inference: str, likelihood: str) -> str:
-    return inference if likelihood == "plain" else f"{inference}+{likelihood}"
+    return inference if likelihood == PLAIN else f"{inference}+{likelihood}"
 
 
 _PAIRS = {
@@ -28,7 +40,29 @@ _PAIRS = {
 METHODS = tuple(_PAIRS)
 
 
+def split_method(name: str) -> tuple[str, str]:
+    """The names of the inference and of the likelihood, whether or not there are such."""
+    inference, _, likelihood = name.partition("+")
+    return inference, likelihood or PLAIN
+
+
+def method_rank(name: str) -> tuple[int, str]:
+    """To sort by: demur's own methods in their order, then others by name."""
+    return (METHODS.index(name) if name in _PAIRS else len(METHODS)), name
+
+
 def parse_method(name: str) -> Method:
-    """`la+nc` to its inference and likelihood, with default hyperparameters; an unknown one names the nearest."""
-    inference, likelihood = choose(_PAIRS, name, "method")
-    return Method(name, inference, INFERENCES[inference](), LIKELIHOODS[likelihood])
+    """`la+nc` to its inference and likelihood, with default hyperparameters; an unknown one names the nearest.
+
+    Either part may be one's own, as `mypackage.mymodule:name`: a class of inference methods, or a function from a
+    number of classes to a `Likelihood`.
+    """
+    pair = split_method(name) if is_imported(name) else choose(_PAIRS, name, "method")
+    build = choose_or_import(INFERENCES, pair[0], "inference")
+    likelihood = choose_or_import(LIKELIHOODS, pair[1], "likelihood")
+    inference = build() if callable(build) else build
+    if not all(callable(getattr(inference, part, None)) for part in ("fit", "parts")):
+        raise ValueError(f"inference {pair[0]!r} makes {inference!r:.60}, which has not both fit() and parts()")
+    if not (callable(likelihood) and isinstance(likelihood(2), Likelihood)):
+        raise ValueError(f"likelihood {pair[1]!r} is not a function from a number of classes to a Likelihood")
+    return Method(*pair, inference, likelihood)

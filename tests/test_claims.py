@@ -71,7 +71,7 @@ def measured(cell: Cell, world: World, half: float = 0.005) -> Measured:
         "device": "a GPU",
         "missing": "[]",
         "notes": "{}",
-        "further": cell.further or "",
+        "further": "+".join(cell.further),
     }
     return Measured(cell, {**values, (TEST, "majority"): Value(0.0)}, about)
 
@@ -163,7 +163,7 @@ def test_so_far_needs_something_to_compare():
 
 def test_the_shift_must_have_been_predicted():
     claim = titled("Under shift")
-    assert verdicts(claim, made(replace(cell, further=None) for cell in claim.cells)) == ["waiting", "waiting"]
+    assert verdicts(claim, made(replace(cell, further=()) for cell in claim.cells)) == ["waiting", "waiting"]
 
 
 def test_plain_methods_are_the_same_whatever_the_outliers():

@@ -17,7 +17,7 @@ LEVELS = (
     ("classifier", "study"),
     ("paper",),
     ("report",),
-    ("cli",),
+    ("cli", "__main__"),
 )
 
 

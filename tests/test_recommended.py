@@ -46,7 +46,7 @@ def made(cell: Cell, figures: dict[tuple[str, str], float], half: float = 0.01) 
         "device": "a GPU",
         "missing": "[]",
         "notes": "{}",
-        "further": cell.further or "",
+        "further": "+".join(cell.further),
     }
     return Measured(cell, {**values(figures, half), (TEST, "majority"): Value(0.1)}, about)
 
@@ -151,7 +151,7 @@ def test_who_lacks_a_task_cannot_be_chosen():
     assert {one.candidate.method for one in validated[-3:]} == {"de+nc"}
     assert all(math.isnan(one.mean) for one in validated[-3:])
     # nor one that was not validated, or not at full length
-    unlooked = [replace(one, cell=replace(one.cell, further=None)) for one in cells]
+    unlooked = [replace(one, cell=replace(one.cell, further=())) for one in cells]
     shorter = [replace(one, cell=replace(one.cell, epochs=1)) for one in cells]
     for lacks in ([], unlooked, shorter):
         assert choice(lacks) is None

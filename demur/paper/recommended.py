@@ -176,4 +176,4 @@ def standing(one: Known, printed: Known) -> str:
 
 
 def _is_there(view: View, cell: Cell) -> bool:
-    return view.seeds(replace(cell, further=None)) > 0
+    return view.seeds(replace(cell, further=())) > 0

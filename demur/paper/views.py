@@ -8,7 +8,6 @@ from functools import cache
 
 import numpy as np
 
-from demur.paper.grid import Cell, split_further
 from demur.paper.published import (
     DEFAULT_OUTLIERS,
     LEFT_OUT,
@@ -25,6 +24,7 @@ from demur.report.compare import outliers_of
 from demur.report.intervals import over_seeds
 from demur.report.measured import Measured
 from demur.report.render import per_cent
+from demur.study.grid import Cell
 
 NOISE = "smooth"  # what the paper trains with where it trains with noise
 
@@ -108,7 +108,7 @@ def ours(cells: Sequence[Measured], convention: str) -> View:
 
     def seeds(cell: Cell) -> int:
         runs = found.get(place(cell.task, cell.method, outliers_of(cell)), {}).values()
-        return sum({*split_further(cell.further)} <= {*split_further(one.cell.further)} for one in runs)
+        return sum({*cell.further} <= {*one.cell.further} for one in runs)
 
     def seconds(task: str, method: str) -> dict[int, float]:
         runs = found[place(task, method, DEFAULT_OUTLIERS[task])]
@@ -122,10 +122,10 @@ def matched(cells: Sequence[Measured], compared: Iterable[Cell]) -> list[Measure
     """The cells of those training seeds that all of the compared have, of those that are there, task by task."""
     there: dict[Cell, set[int]] = {}
     for one in cells:
-        there.setdefault(replace(one.cell, seed=0, further=None), set()).add(one.cell.seed)
+        there.setdefault(replace(one.cell, seed=0, further=()), set()).add(one.cell.seed)
     seeds: dict[tuple[str, str], set[int]] = {}
     for cell in compared:
-        if found := there.get(replace(cell, seed=0, further=None)):
+        if found := there.get(replace(cell, seed=0, further=())):
             where = cell.task, cell.convention
             seeds[where] = seeds.get(where, found) & found
     return [one for one in cells if one.cell.seed in seeds.get((one.cell.task, one.cell.convention), {one.cell.seed})]

@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 from demur.methods import METHODS
 from demur.paper import published
 from demur.paper.further import shifted
-from demur.paper.grid import split_further
 from demur.report.compare import Kind, kind_of, outliers_of, unusual
 from demur.report.figures import (
     draw_noise_confidence,
@@ -57,7 +56,7 @@ def from_figures(cells: Sequence[Measured]) -> Iterator[Drawing]:
         shifting = {
             method: those
             for method, ones in by_method.items()
-            if (those := [one for one in ones if "shift" in split_further(one.cell.further)])
+            if (those := [one for one in ones if "shift" in one.cell.further])
         }
         collapsed = [method for method, ones in shifting.items() if any(one.collapsed for one in ones)]
         shifting = {method: ones for method, ones in shifting.items() if method not in collapsed}

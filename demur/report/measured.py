@@ -23,10 +23,10 @@ from threadpoolctl import threadpool_limits
 from demur.metrics import METRICS, SCORES, Separation, mmc, ood_metrics
 from demur.outliers.synthetic import parts_of
 from demur.paper.further import PRINTED, VALIDATION, shifted
-from demur.paper.grid import Cell, join_further, split_further
 from demur.paper.published import LEFT_OUT, OOD_SETS, SHIFT_SETS, TEST, mean_but
 from demur.report.intervals import AGAINST, INSIDE, against, counts, interval
-from demur.study.records import DIGESTS, RECORD, DamagedCell, leave_out
+from demur.study.grid import Cell
+from demur.study.records import RECORD, DamagedCell, join_further, leave_out, split_further
 from demur.study.results import Result, find_cells, read_result
 from demur.study.run import FAR_AWAY
 from demur.tasks.images import NOISE, STAND_INS
@@ -35,6 +35,7 @@ from demur.tasks.shift import CORRUPTIONS
 RESULTS, CELLS = "results.csv", "cells.csv"
 SHIFT = "shift"
 CELL = ("task", "outliers", "method", "seed", "convention", "epochs", "limit")
+LEFT_TO_THE_FOLDER = ("cells", "sets", "further", "digests")  # of its record
 DIGITS = 6  # after the point, of a fraction
 WITH_INTERVALS = ("max_prob", "none", "none_share")  # the scores of the paper's tables, and ours
 
@@ -146,7 +147,7 @@ def _left_out(result: Result) -> list[tuple[str, ...]]:
     no outliers can stand beside those which are shown noise."""
     noises = [name for name in result.ood if name in NOISE]
     some = [some for count in range(len(noises) + 1) for some in combinations(noises, count)]
-    seen = tuple(name for name in parts_of(result.record["trained_with"]) if name in result.ood)
+    seen = tuple(name for name in parts_of(result.record.trained_with) if name in result.ood)
     return list(dict.fromkeys((*some, seen, LEFT_OUT.get(result.cell.task, ()))))
 
 
@@ -186,8 +187,12 @@ def _on_validation(result: Result) -> Iterator[tuple[tuple[str, str], Value]]:
 
 def _about(result: Result, folder: Path | None) -> dict[str, str]:
     """The record, each item as text."""
-    record = {name: value for name, value in result.record.items() if name not in ("cells", "sets", "further", DIGESTS)}
-    record |= {"further": result.cell.further, "sets": list(result.ood), "folder": folder.name if folder else None}
+    record = {name: value for name, value in result.record.as_json().items() if name not in LEFT_TO_THE_FOLDER}
+    record |= {
+        "further": join_further(result.cell.further),
+        "sets": list(result.ood),
+        "folder": folder.name if folder else None,
+    }
     return {name: _text(value) for name, value in record.items()}
 
 
@@ -237,7 +242,7 @@ def read_tables(folder: Path) -> list[Measured]:
     if figures.keys() != abouts.keys():
         raise ValueError(f"{folder / RESULTS} and {folder / CELLS} are not of the same cells; make both anew from runs")
     cells = [
-        Measured(replace(cell, further=about["further"] or None), figures[cell], about)
+        Measured(replace(cell, further=split_further(about["further"])), figures[cell], about)
         for cell, about in abouts.items()
     ]
     for one in cells:
@@ -309,12 +314,12 @@ def gather(
     found: dict[Cell, Measured] = {}
 
     def take(one: Measured) -> None:
-        bare = replace(one.cell, further=None)
+        bare = replace(one.cell, further=())
         before = found.get(bare)
         if before is not None and _is_same_network(before, one):
-            further = join_further((*split_further(before.cell.further), *split_further(one.cell.further)))
+            further = tuple(sorted({*before.cell.further, *one.cell.further}))
             if further != one.cell.further:  # what is known of its other further inputs stays
-                about = {**one.about, "further": _text(further), **_data_of_both(before, one)}
+                about = {**one.about, "further": _text(join_further(further)), **_data_of_both(before, one)}
                 figures = {**before.figures, **one.figures}
                 one = replace(one, cell=replace(bare, further=further), figures=figures, about=about)
         found[bare] = one
@@ -337,7 +342,7 @@ def gather(
 def _data_of_both(before: Measured, one: Measured) -> dict[str, str]:
     """The digests of one, and of the other's further inputs."""
     known, new = (json.loads(each.about.get("data") or "{}") for each in (before, one))
-    data = {kind: known[kind] for kind in split_further(before.cell.further) if kind in known} | new
+    data = {kind: known[kind] for kind in before.cell.further if kind in known} | new
     return {"data": _text(data)} if data else {}
 
 

@@ -1,12 +1,12 @@
 """Tables for people: per cent, best of each column in bold."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from rich import box
 from rich.console import Group
 from rich.table import Table
 
+from demur.study.records import Record
 from demur.study.run import Row
 
 # a column: how to read it off a row, FPR95 by the name it has for the score, and which of several is best
@@ -95,13 +95,13 @@ def grouped(rows: Sequence[Row]) -> list[list[Row]]:
     return list(groups.values())
 
 
-def markdown(rows: Sequence[Row], records: Sequence[Mapping[str, Any]]) -> str:
+def markdown(rows: Sequence[Row], records: Sequence[Record]) -> str:
     """Accuracy, ECE, mean FPR95 and seconds, one line a method; a table a task and convention."""
-    seconds = {id(row): record["seconds"]["fit"] for row, record in zip(rows, records, strict=True)}
+    seconds = {id(row): record.seconds["fit"] for row, record in zip(rows, records, strict=True)}
     lines = []
     for group in grouped(rows):
         record = records[rows.index(group[0])]
-        where = f"{record['device']}, {record['threads']} thread{'s' * (record['threads'] > 1)}"
+        where = f"{record.device}, {record.threads} thread{'s' * (record.threads > 1)}"
         lines += [f"## {group[0].task}, {group[0].convention}: per cent; {where}", "", *remarks(group)]
         lines += ["| method | seed | accuracy | ECE | mean FPR95 | seconds to fit |", "|---|---|---|---|---|---|"]
         for row in group:

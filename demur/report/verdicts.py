@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from demur.paper.claims import CLAIMS, NO, PART, UNCLEAR, YES, Case, Claim, joint, so_far
-from demur.paper.grid import CONVENTIONS, STUDIES, Cell, commands, split_further
+from demur.paper.grid import CONVENTIONS, STUDIES, Cell, commands
 from demur.paper.views import NOISE, View, matched, ours, printed
 from demur.report.measured import Measured
 from demur.report.sections import markdown_table
@@ -80,7 +80,7 @@ def claims_document(cells: Sequence[Measured]) -> str | None:
 
 
 def _bare(cell: Cell) -> Cell:
-    return replace(cell, seed=0, further=None)
+    return replace(cell, seed=0, further=())
 
 
 def _measured(used: Sequence[Measured]) -> str:
@@ -101,9 +101,7 @@ def _range(counts: Counter[Cell]) -> str:
 
 
 def _legend(used: Sequence[Measured]) -> str:
-    features = {
-        name for one in used for name in (*one.sets, one.about["trained_with"], *split_further(one.cell.further))
-    }
+    features = {name for one in used for name in (*one.sets, one.about["trained_with"], *one.cell.further)}
     differences = [text for name, text in SETUP.items() if name in features]
     missing = sorted({name for one in used for name in json.loads(one.about["missing"])})
     said = [
