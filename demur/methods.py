@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from demur.inference import INFERENCES, Inference
-from demur.likelihoods import LIKELIHOODS, Likelihood
+from demur.likelihoods import LIKELIHOODS, Likelihood, NamedLikelihood
 from demur.names import choose, choose_or_import, is_imported
 
 PLAIN = "plain"
@@ -58,9 +59,10 @@ def parse_method(name: str) -> Method:
     number of classes to a `Likelihood`.
     """
     pair = split_method(name) if is_imported(name) else choose(_PAIRS, name, "method")
-    build = choose_or_import(INFERENCES, pair[0], "inference")
-    likelihood = choose_or_import(LIKELIHOODS, pair[1], "likelihood")
+    build: Any = choose_or_import(INFERENCES, pair[0], "inference")
+    named: Any = choose_or_import(LIKELIHOODS, pair[1], "likelihood")
     inference = build() if callable(build) else build
+    likelihood = named.of if isinstance(named, NamedLikelihood) else named
     if not all(callable(getattr(inference, part, None)) for part in ("fit", "parts")):
         raise ValueError(f"inference {pair[0]!r} makes {inference!r:.60}, which has not both fit() and parts()")
     if not (callable(likelihood) and isinstance(likelihood(2), Likelihood)):

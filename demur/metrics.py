@@ -6,14 +6,17 @@ renormalises them but `ece_class`, whose purpose that is.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+
+from demur.names import choose_or_import
 
 Array = NDArray[np.float64]
 BINS = 15
@@ -85,15 +88,40 @@ def mutual_information_score(prediction: Prediction) -> Array:
     return np.where(information < 1e-6, 0.0, information)  # a point has none; float32 would rank its rounding errors
 
 
-SCORES: Mapping[str, Callable[[Prediction], Array | None]] = MappingProxyType(
+@dataclass(frozen=True)
+class Score:
+    """A function of predictions that is high for outliers, and how it is printed and drawn.
+
+    Without a none class it may have no value. `bounded` says whether reports bound what is computed with it.
+    """
+
+    title: str
+    of: Callable[[Prediction], Array | None]
+    colour: str = "#666666"
+    bounded: bool = True
+
+    def __call__(self, prediction: Prediction) -> Array | None:
+        return self.of(prediction)
+
+
+USUAL_SCORE = "max_prob"  # whose metrics have no name in front
+SCORES: Mapping[str, Score] = MappingProxyType(
     {
-        "max_prob": max_prob_score,
-        "none": none_score,
-        "none_share": none_share_score,
-        "entropy": entropy_score,
-        "mutual_information": mutual_information_score,
+        USUAL_SCORE: Score("max. probability", max_prob_score, "#0072b2"),
+        "none": Score("probability of none", none_score, "#009e73"),
+        "none_share": Score("none's share", none_share_score, "#d55e00"),
+        "entropy": Score("entropy", entropy_score, "#e69f00", bounded=False),
+        "mutual_information": Score("mutual information", mutual_information_score, "#999999", bounded=False),
     }
 )
+
+
+def score_named(name: str) -> Score:
+    """One of `SCORES`, or `mypackage.mymodule:name`: a `Score`, or a function as one has it."""
+    found: Any = choose_or_import(SCORES, name, "score")
+    if not callable(found):
+        raise ValueError(f"score {name!r} is {found!r:.60}, not a function of a Prediction")
+    return found if isinstance(found, Score) else Score(name, found)
 
 
 # metrics of inliers ------------------------------------------------------------------------------------------------
@@ -179,18 +207,39 @@ def ece_published(prediction: Prediction, y: Tensor) -> float:
     return _calibration_error(probs[kept].max(1), probs[kept].argmax(1) == y.numpy(force=True)[kept])
 
 
-METRICS: Mapping[str, Callable[[Prediction, Tensor], float]] = MappingProxyType(
+@dataclass(frozen=True)
+class Metric:
+    """A function of predictions and labels, and how it is printed."""
+
+    title: str
+    of: Callable[[Prediction, Tensor], float]
+    higher_is_better: bool = False
+    percent: bool = True  # whether it is a fraction, which is printed as per cent
+
+    def __call__(self, prediction: Prediction, y: Tensor) -> float:
+        return self.of(prediction, y)
+
+
+METRICS: Mapping[str, Metric] = MappingProxyType(
     {
-        "accuracy": accuracy,
-        "accuracy_with_none": accuracy_with_none,
-        "nll": nll,
-        "brier": brier,
-        "ece": ece,
-        "ece_class": ece_class,
-        "ece_published": ece_published,
-        "mmc": lambda prediction, y: mmc(prediction),
+        "accuracy": Metric("accuracy", accuracy, higher_is_better=True),
+        "accuracy_with_none": Metric("accuracy, none is wrong", accuracy_with_none, higher_is_better=True),
+        "nll": Metric("NLL", nll, percent=False),
+        "brier": Metric("Brier score", brier, percent=False),
+        "ece": Metric("ECE", ece),
+        "ece_class": Metric("ECE given a class", ece_class),
+        "ece_published": Metric("ECE below 14/15", ece_published),
+        "mmc": Metric("confidence", lambda prediction, y: mmc(prediction), higher_is_better=True),
     }
 )
+
+
+def metric_named(name: str) -> Metric:
+    """One of `METRICS`, or `mypackage.mymodule:name`: a `Metric`, or a function as one has it."""
+    found: Any = choose_or_import(METRICS, name, "metric")
+    if not callable(found):
+        raise ValueError(f"metric {name!r} is {found!r:.60}, not a function of a Prediction and labels")
+    return found if isinstance(found, Metric) else Metric(name, found)
 
 
 # metrics of inliers against outliers -------------------------------------------------------------------------------
@@ -273,15 +322,15 @@ class Separation:
         return float(passing / len(self.negative))
 
 
-def ood_metrics(inside: Prediction, outside: Prediction) -> dict[str, float]:
+def ood_metrics(inside: Prediction, outside: Prediction, scores: Mapping[str, Score] = SCORES) -> dict[str, float]:
     """Every score's figures for one OOD set: `fpr95`, `auroc`, `aupr` and `mmc` of the max-probability score, the other
     scores' under their names (`none_fpr95`), outliers as positive under the suffix `_out`."""
     figures = {"mmc": mmc(outside)}
-    for name, score in SCORES.items():
+    for name, score in scores.items():
         values_in, values_out = score(inside), score(outside)
         if values_in is None or values_out is None:
             continue
-        prefix = "" if name == "max_prob" else f"{name}_"
+        prefix = "" if name == USUAL_SCORE else f"{name}_"
         inliers_positive = Separation(-values_in, -values_out)
         outliers_positive = inliers_positive.other_way
         for metric in ("fpr95", "auroc", "aupr"):
@@ -289,3 +338,25 @@ def ood_metrics(inside: Prediction, outside: Prediction) -> dict[str, float]:
             figures[f"{prefix}{metric}_out"] = getattr(outliers_positive, metric)
         figures[f"{prefix}aupr_published"] = inliers_positive.aupr_published
     return figures
+
+
+# both --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What is computed of predictions, by name."""
+
+    metrics: Mapping[str, Metric]
+    scores: Mapping[str, Score]
+
+
+STANDARD = Measures(METRICS, SCORES)
+
+
+def measures_with(metrics: Iterable[str] = (), scores: Iterable[str] = ()) -> Measures:
+    """demur's own, and those of one's own, as `mypackage.mymodule:name`."""
+    return Measures(
+        {**METRICS, **{name: metric_named(name) for name in metrics}},
+        {**SCORES, **{name: score_named(name) for name in scores}},
+    )

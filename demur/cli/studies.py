@@ -27,6 +27,13 @@ TaskName = Annotated[str, typer.Argument(metavar="TASK", help="digits, blobs, fa
 FIGURES = (".png", ".svg", ".pdf")
 RUN = rb'\{\s*"demur": "[^"]*",\s*"task": '  # the beginning of what --json writes
 BENCH = rb'\{\s*"demur": "[^"]*",\s*"rows": '
+OwnScores = Annotated[
+    list[str] | None, typer.Option(help="Beside demur's: mypackage.mymodule:name, high for outliers; may be repeated.")
+]
+OwnMetrics = Annotated[
+    list[str] | None,
+    typer.Option(help="Beside demur's: mypackage.mymodule:name, of predictions and labels; may be repeated."),
+]
 OutliersName = Annotated[str | None, typer.Option("--outliers", help="To train with; a+b mixes in equal parts.")]
 
 
@@ -44,6 +51,8 @@ def run(
     ] = None,
     outliers: OutliersName = None,
     exclude_overlap: Annotated[bool, typer.Option(help="Leave out outliers of the task's own classes.")] = False,
+    score: OwnScores = None,
+    metric: OwnMetrics = None,
     data: Data = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
     save: Annotated[Path | None, typer.Option(help="Write the posterior there (safetensors).")] = None,
@@ -57,18 +66,30 @@ def run(
     check_file(save, overwrite, reads=[load] if load else [])
 
     from demur.methods import parse_method
+    from demur.metrics import measures_with
     from demur.report.tables import sheet
     from demur.study.run import run as run_method
 
+    measures = measures_with(metric or (), score or ())
     chosen, given = parse_method(method), _setting(task, method, network)
     networks = 0 if load else networks_in(chosen.inference)
     console = make_console()
     began, started = time.time(), time.perf_counter()
     with progress(console, f"{task} {method}", networks):
         loaded = load_named(task, data, outliers, limit, exclude_overlap).to(device_named(device))
-        row = run_method(loaded, chosen, given, seed=seed, epochs=epochs, save_to=save, load_from=load)
+        row = run_method(
+            loaded,
+            chosen,
+            given,
+            seed=seed,
+            epochs=epochs,
+            save_to=save,
+            load_from=load,
+            measures=measures,
+        )
     duration = time.perf_counter() - started
-    console.print(sheet(row, f"{task} {method}, seed {seed}, {row.epochs} epochs, {duration:.0f} s: per cent"))
+    title = f"{task} {method}, seed {seed}, {row.epochs} epochs, {duration:.0f} s: per cent"
+    console.print(sheet(row, title, score or ()))
     if json_file is not None:
         record = {"demur": demur.__version__} | row.as_json() | {"time": began, "duration": duration}
         write_whole(json_file, json.dumps(record, indent=2, allow_nan=False) + "\n")
@@ -280,6 +301,8 @@ def report(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for tables, figures and index.html.")] = Path("report"),
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; by default one a core.")] = None,
+    score: OwnScores = None,
+    metric: OwnMetrics = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Set every measured figure beside the published one: tables, figures, RESULTS.md, and one page that shows all.
@@ -289,7 +312,7 @@ def report(
     writes = ("results.csv", "cells.csv", "RESULTS.md", "claims.md", "index.html", "tables", "figures")
     check_folder(out, overwrite, writes=writes, marks={"results.csv": b"task,outliers,method,seed,convention,"})
 
-    from demur.report.measured import gather
+    from demur.report.measured import Own, gather
     from demur.report.page import write_report
 
     console = make_console()
@@ -298,6 +321,7 @@ def report(
             sources or [Path("runs")],
             jobs or os.cpu_count() or 1,
             lambda number, total: describe(f"measured {number} of {total} cells"),
+            own=Own(tuple(metric or ()), tuple(score or ())),
         )
         describe(f"tables and figures of {len(cells)} cells")
         out.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from demur.methods import METHODS
+from demur.methods import method_rank, split_method
 from demur.outliers.synthetic import parts_of
 from demur.paper.grid import Cell
 from demur.paper.published import DEFAULT_OUTLIERS, TABLES, TEST, Column, Figure, Row, Table, mean_but
@@ -181,13 +181,13 @@ def _own_groups(cells: Sequence[Measured]) -> tuple[tuple[Row, ...], ...]:
     """By inference; networks and ensembles of them are one group, as in the paper."""
     groups: dict[str, set[Row]] = {}
     for one in cells:
-        inference = one.cell.method.partition("+")[0]
+        inference, _ = split_method(one.cell.method)
         with_none = any(metric == "none_fpr95" for _, metric in one.figures)
         rows = {Row(one.cell.method, score) for score in ("max_prob", *["none"] * with_none)}
         groups.setdefault("points" if inference in ("map", "de") else inference, set()).update(rows)
 
-    def order(row: Row) -> tuple[int, str]:
-        return METHODS.index(row.method), row.score
+    def order(row: Row) -> tuple[tuple[int, str], str]:
+        return method_rank(row.method), row.score
 
     return tuple(sorted((tuple(sorted(rows, key=order)) for rows in groups.values()), key=lambda rows: order(rows[0])))
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from demur.methods import METHODS
+from demur.methods import method_rank
 from demur.paper.grid import commands
 from demur.report import render
 from demur.report.compare import Kind, ReportTable, kind_of, outliers_of
@@ -80,7 +80,7 @@ def _costs(cells: Sequence[Measured]) -> str:
         column = f"{one.cell.task}, {one.about['device']}", kind_of(one.cell).title
         took = float(json.loads(one.about["seconds"])["fit"])
         seconds.setdefault(column, {}).setdefault(one.cell.method, []).append(took)
-    methods = sorted({method for column in seconds.values() for method in column}, key=METHODS.index)
+    methods = sorted({method for column in seconds.values() for method in column}, key=method_rank)
     rows = [
         [f"`{method}`", *(f"{np.mean(took[method]):.1f}" if method in took else "" for took in seconds.values())]
         for method in methods

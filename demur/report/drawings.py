@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from demur.methods import METHODS
+from demur.methods import method_rank
 from demur.paper import published
 from demur.paper.further import shifted
 from demur.report.compare import Kind, kind_of, outliers_of, unusual
@@ -38,7 +38,7 @@ Groups = Mapping[tuple[Kind, str, str], Mapping[str, Sequence[Measured]]]  # by 
 def _grouped(cells: Sequence[Measured]) -> Groups:
     """What can stand in one figure, methods and seeds in order."""
     groups: dict[tuple[Kind, str, str], dict[str, list[Measured]]] = {}
-    for one in sorted(cells, key=lambda one: (METHODS.index(one.cell.method), one.cell.seed)):
+    for one in sorted(cells, key=lambda one: (method_rank(one.cell.method), one.cell.seed)):
         place = kind_of(one.cell), one.cell.task, outliers_of(one.cell)
         groups.setdefault(place, {}).setdefault(one.cell.method, []).append(one)
     return {place: groups[place] for place in sorted(groups, key=lambda place: (place[0].order, *place[1:]))}

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from io import StringIO
 from itertools import combinations
 from multiprocessing import get_context
@@ -20,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from demur.metrics import METRICS, SCORES, Separation, mmc, ood_metrics
+from demur.metrics import METRICS, STANDARD, Measures, Separation, measures_with, mmc, ood_metrics
 from demur.outliers.synthetic import parts_of
 from demur.paper.further import PRINTED, VALIDATION, shifted
 from demur.paper.published import LEFT_OUT, OOD_SETS, SHIFT_SETS, TEST, mean_but
@@ -37,7 +38,6 @@ SHIFT = "shift"
 CELL = ("task", "outliers", "method", "seed", "convention", "epochs", "limit")
 LEFT_TO_THE_FOLDER = ("cells", "sets", "further", "digests")  # of its record
 DIGITS = 6  # after the point, of a fraction
-WITH_INTERVALS = ("max_prob", "none", "none_share")  # the scores of the paper's tables, and ours
 
 
 class Value(NamedTuple):
@@ -85,10 +85,20 @@ class Measured:
 Resampled = tuple[float, NDArray[np.float64]]  # a figure, and what it is in every resample
 
 
-def measure(result: Result, folder: Path | None = None) -> Measured:
+class Own(NamedTuple):
+    """Metrics and scores to compute beside demur's, as `mypackage.mymodule:name`."""
+
+    metrics: tuple[str, ...] = ()
+    scores: tuple[str, ...] = ()
+
+
+NOTHING_OWN = Own()
+
+
+def measure(result: Result, folder: Path | None = None, measures: Measures = STANDARD) -> Measured:
     exact: dict[tuple[str, str], Value] = {}
     for part in (_inside, _outside, _under_shift, _on_validation):
-        exact |= part(result)
+        exact |= part(result, measures)
     figures = {place: _rounded(value) for place, value in exact.items()}
     return Measured(result.cell, figures, _about(result, folder), folder)
 
@@ -102,25 +112,27 @@ def _value(resampled: Resampled) -> Value:
     return Value(resampled[0], *interval(resampled[1]))
 
 
-def _inside(result: Result) -> Iterator[tuple[tuple[str, str], Value]]:
+def _inside(result: Result, measures: Measures) -> Iterator[tuple[tuple[str, str], Value]]:
     test, y = result.test, result.y
     drawn = counts(TEST, len(test))
-    for name, metric in METRICS.items():
+    for name, metric in measures.metrics.items():
         value = metric(test, y)
         yield (TEST, name), _value((value, INSIDE[name](test, y, drawn))) if name in INSIDE else Value(value)
     yield (TEST, "majority"), Value(float(y.bincount().max() / len(y)))
 
 
-def _outside(result: Result) -> Iterator[tuple[tuple[str, str], Value]]:
+def _outside(result: Result, measures: Measures) -> Iterator[tuple[tuple[str, str], Value]]:
     test, y = result.test, result.y
     resampled: dict[tuple[str, str], Resampled] = {}
     for name, outside in result.ood.items():
         drawn = counts(TEST, len(test)), counts(name, len(outside))
-        for metric, value in ood_metrics(test, outside).items():
+        for metric, value in ood_metrics(test, outside, measures.scores).items():
             yield (name, metric), Value(value)
         resampled[name, "mmc"] = mmc(outside), INSIDE["mmc"](outside, y, drawn[1])
-        for score in WITH_INTERVALS:
-            inlying, outlying = SCORES[score](test), SCORES[score](outside)
+        for score, of in measures.scores.items():
+            if not of.bounded:
+                continue
+            inlying, outlying = of(test), of(outside)
             if inlying is not None and outlying is not None:
                 for metric in AGAINST:
                     value = getattr(Separation(-inlying, -outlying), metric)
@@ -159,7 +171,7 @@ def averaged(task: str, sets: Iterable[str], left_out: Iterable[str]) -> list[st
     return [name for name in sets if name not in without and (known is None or name in known)]
 
 
-def _under_shift(result: Result) -> Iterator[tuple[tuple[str, str], Value]]:
+def _under_shift(result: Result, measures: Measures) -> Iterator[tuple[tuple[str, str], Value]]:
     if "shift" not in result.further:
         return
     y, sets = result.further["shift"].y, result.further["shift"].sets
@@ -174,14 +186,14 @@ def _under_shift(result: Result) -> Iterator[tuple[tuple[str, str], Value]]:
             yield (mean_name, metric), _value(_mean(parts))
 
 
-def _on_validation(result: Result) -> Iterator[tuple[tuple[str, str], Value]]:
+def _on_validation(result: Result, measures: Measures) -> Iterator[tuple[tuple[str, str], Value]]:
     """What a method may be chosen by."""
     if "validation" not in result.further:
         return
     y, sets = result.further["validation"].y, result.further["validation"].sets
     inside, outside = sets[VALIDATION], sets[PRINTED]
     yield (VALIDATION, "accuracy"), Value(METRICS["accuracy"](inside, y))
-    for metric, value in ood_metrics(inside, outside).items():
+    for metric, value in ood_metrics(inside, outside, measures.scores).items():
         yield (PRINTED, metric), Value(value)
 
 
@@ -304,7 +316,10 @@ def _cell(line: Mapping[str, str]) -> Cell:
 
 
 def gather(
-    sources: Sequence[Path], jobs: int = 1, after: Callable[[int, int], None] = lambda number, total: None
+    sources: Sequence[Path],
+    jobs: int = 1,
+    after: Callable[[int, int], None] = lambda number, total: None,
+    own: Own = NOTHING_OWN,
 ) -> list[Measured]:
     """Every cell of folders of runs, and of folders with the tables of earlier reports; of the same cell the last wins.
 
@@ -330,7 +345,7 @@ def gather(
             raise ValueError(f"there are no results in {source}; make some with: demur study digits --runs {source}")
         for one in read_tables(source) if stored else ():
             take(one)
-        for number, measured in enumerate(_measure_all(cells, jobs), start=1):
+        for number, measured in enumerate(_measure_all(cells, jobs, own), start=1):
             if isinstance(measured, DamagedCell):
                 leave_out(measured)
             else:
@@ -352,12 +367,12 @@ def _is_same_network(one: Measured, other: Measured) -> bool:
     return one.about.get("folder") == other.about.get("folder") and math.isclose(*losses, rel_tol=1e-3)
 
 
-def _measure_all(cells: Sequence[tuple[Path, Cell]], jobs: int) -> Iterator[Measured | DamagedCell]:
+def _measure_all(cells: Sequence[tuple[Path, Cell]], jobs: int, own: Own) -> Iterator[Measured | DamagedCell]:
     if jobs == 1 or len(cells) < 2:
-        yield from map(_measure_folder, cells)
+        yield from map(partial(_measure_folder, own), cells)
         return
     with ProcessPoolExecutor(jobs, get_context("spawn"), _keep_to_one_thread) as pool:
-        yield from pool.map(_measure_folder, cells)
+        yield from pool.map(partial(_measure_folder, own), cells)
 
 
 def _keep_to_one_thread() -> None:
@@ -366,10 +381,11 @@ def _keep_to_one_thread() -> None:
     threadpool_limits(1)
 
 
-def _measure_folder(place: tuple[Path, Cell]) -> Measured | DamagedCell:
+def _measure_folder(own: Own, place: tuple[Path, Cell]) -> Measured | DamagedCell:
     folder, cell = place
+    measures = measures_with(*own)
     try:
-        return measure(read_result(folder, cell), folder)
+        return measure(read_result(folder, cell), folder, measures)
     except DamagedCell as error:
         return error
     except KeyError as error:  # its further sets are not those of this version

@@ -52,8 +52,8 @@ def table(rows: Sequence[Row], title: str) -> Group:
     return Group(drawn, *remarks(rows))
 
 
-def sheet(row: Row, title: str) -> Group:
-    """Everything of note about one method: a line for the inliers, and one for every OOD set."""
+def sheet(row: Row, title: str, scores: Sequence[str] = ()) -> Group:
+    """Everything of note about one method: a line for the inliers, and one for every OOD set; `scores` are own ones."""
     inside = "  ".join(f"{name} {value:.3f}" for name, value in row.metrics.items())
     shown = {
         "FPR95": "fpr95",
@@ -62,6 +62,7 @@ def sheet(row: Row, title: str) -> Group:
         "confidence": "mmc",
         "FPR95 by none mass": "none_fpr95",
         "by none_share": BY_NONE_SHARE,
+        **{f"by {name}": f"{name}_fpr95" for name in scores},
     }
     shown = {name: key for name, key in shown.items() if all(key in figures for figures in row.ood.values())}
     title += "*" if row.collapsed else ""

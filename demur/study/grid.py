@@ -22,7 +22,7 @@ FILES_OF_A_CELL = ("posterior", "predictions", "checkpoint")
 
 def can_be_further(kind: str) -> bool:
     """Whether further inputs may be called so: their predictions lie in a file of that name beside the others."""
-    return re.fullmatch(r"\w+", kind) is not None and kind not in FILES_OF_A_CELL
+    return re.fullmatch(r"\w+", kind) is not None and kind.lower() not in FILES_OF_A_CELL
 
 
 @dataclass(frozen=True)

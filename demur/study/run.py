@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from demur.methods import Method
-from demur.metrics import METRICS, Prediction, ood_metrics
+from demur.metrics import STANDARD, Measures, Prediction, ood_metrics
 from demur.outliers.synthetic import parts_of
 from demur.posterior_file import load, read_about, save
 from demur.predictive import predict
@@ -57,11 +57,16 @@ class Row:
         return self.metrics["accuracy"] < self.majority + 0.01
 
 
-def figures(test: Prediction, y: Tensor, ood: Mapping[str, Prediction]) -> dict[str, Any]:
+def figures(
+    test: Prediction,
+    y: Tensor,
+    ood: Mapping[str, Prediction],
+    measures: Measures = STANDARD,
+) -> dict[str, Any]:
     """The part of a Row that is computed from predictions."""
     return {
-        "metrics": {name: metric(test, y) for name, metric in METRICS.items()},
-        "ood": {name: ood_metrics(test, prediction) for name, prediction in ood.items()},
+        "metrics": {name: metric(test, y) for name, metric in measures.metrics.items()},
+        "ood": {name: ood_metrics(test, prediction, measures.scores) for name, prediction in ood.items()},
         "majority": float(y.bincount().max() / len(y)),
     }
 
@@ -90,6 +95,7 @@ def run(
     epochs: int | None = None,
     save_to: Path | None = None,
     load_from: Path | None = None,
+    measures: Measures = STANDARD,
 ) -> Row:
     """Fit (or load) a posterior with this network and recipe, and measure it."""
     inference = given.inference or method.inference
@@ -117,5 +123,5 @@ def run(
         trained_with=None if likelihood.outside is None else task.trained_with,
         missing=task.missing,
         notes=task.notes,
-        **figures(test, task.test.y.cpu(), ood),
+        **figures(test, task.test.y.cpu(), ood, measures),
     )
