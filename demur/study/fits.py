@@ -17,7 +17,7 @@ from demur.networks import Network
 from demur.outliers.synthetic import parts_of
 from demur.tasks import Split, Store, Task, shortened
 from demur.tasks import load as load_task
-from demur.tasks.base import Recipe
+from demur.training_data import Recipe
 
 
 class DataSource(Protocol):
@@ -72,7 +72,7 @@ class Data:
             inside=self.inside,
             outside=self.outside,
         )
-        return task if self.augment else replace(task, augment=None)
+        return task if self.augment else replace(task, training=replace(task.training, augment=None))
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ class OwnData:
         task = self.make()
         if not isinstance(task, Task):
             raise ValueError(f"task {self.name!r} is made by {self.make!r}, which returns no Task but {task!r:.60}")
-        return shortened(replace(task, train=Split(task.train.x[: self.limit], task.train.y[: self.limit])), self.limit)
+        train = Split(task.training.train.x[: self.limit], task.training.train.y[: self.limit])
+        return shortened(replace(task, training=replace(task.training, train=train)), self.limit)
 
 
 @dataclass(frozen=True)
