@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from demur.audit import LEAK
 from demur.classifier.decision import Decision, least_count
 from demur.inference import Inference, Laplace
 from demur.methods import Method
 from demur.metrics import Prediction
 from demur.networks import Network
+from demur.outliers.sharpness import auroc_by_sharpness
 from demur.posterior import Posterior
 from demur.streams import generator_for
 
@@ -100,6 +102,19 @@ def _warn_of_chance(abstained: float, count: int, by_chance: float) -> None:
         f"({by_chance:.0%}): it cannot tell them apart; train for longer (epochs), or show it more or other outliers",
         stacklevel=5,
     )
+
+
+def warn_if_sharpness_tells(inliers: Tensor, outliers: Tensor) -> None:
+    """A network that can tell outliers by their sharpness may learn nothing else of them."""
+    if min(len(inliers), len(outliers)) < FEWEST:
+        return
+    auroc = auroc_by_sharpness(inliers, outliers)
+    if auroc > LEAK:
+        warnings.warn(
+            f"sharpness alone tells the outliers from the inliers (AUROC {auroc:.3f}); see whether the model does "
+            "better with synthetic='spectrum_matched' as well",
+            stacklevel=5,
+        )
 
 
 def tuned_prior(posterior: Posterior) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def study(
 ) -> None:
     """Run a whole table of the paper; stopped, it goes on where it was."""
     from demur.data.catalogue import CATALOGUE
-    from demur.outliers.synthetic import parts_of
+    from demur.outliers.values import sets_of
     from demur.paper.conventions import resolve
     from demur.paper.grid import select
     from demur.report import tables
@@ -207,7 +207,7 @@ def study(
             shown = f" with {cell.outliers}" if cell.outliers else ""
             print(f"  {cell.task} {cell.method}{shown} {cell.convention} seed {cell.seed}: {state}")
         of_cells = [resolve(cell, place.store).data for cell in cells if cell not in done]
-        needed = dict.fromkeys(each for data in of_cells for each in (data.name, *parts_of(data.outliers)))
+        needed = dict.fromkeys(each for data in of_cells for each in (data.name, *sets_of(data.outliers)))
         if lacking := [each for each in needed if each in CATALOGUE and not place.store.has(each, "train")]:
             print(f"not here yet, to train with: {', '.join(lacking)}; demur data get {' '.join(lacking)}")
         return

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from demur.methods import parse_method
 from demur.metrics import METRICS, Prediction, ood_metrics
-from demur.outliers.synthetic import parts_of
+from demur.outliers.values import sets_of
 from demur.paper.grid import setting
 from demur.posterior_file import load, read_about, save
 from demur.predictive import predict
@@ -43,7 +43,7 @@ class Row:
 
     def mean_over_ood(self, metric: str) -> float:
         """Over the OOD sets, but those trained with, and the far-away one: it asks something else."""
-        left_out = {FAR_AWAY, *parts_of(self.trained_with)}
+        left_out = {FAR_AWAY, *sets_of(self.trained_with)}
         near = [figures[metric] for name, figures in self.ood.items() if name not in left_out]
         return sum(near) / len(near)
 
