@@ -5,6 +5,7 @@ import os
 import re
 import struct
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -352,3 +353,15 @@ def test_pictures_that_do_not_fit_into_memory_are_refused_unread(tmp_path):
     np.savez(array, x=np.zeros((4, 8, 8), np.uint8), y=[0, 1, 0, 1])
     with pytest.raises(ValueError, match="give a smaller size"):
         open_inputs(array, labelled=True, size=(100_000, 100_000))
+
+
+def test_a_csv_is_read_by_threads_that_need_no_python(tmp_path, monkeypatch):
+    """Such a thread, still reading ahead when Python ends, would abort the process."""
+    given, open_csv = [], pa.csv.open_csv
+    monkeypatch.setattr(pa.csv, "open_csv", lambda file, *args: (given.append(file), open_csv(file, *args))[1])
+    path = written(tmp_path, "x.csv", "a,b\n1,2\n")
+    open_inputs(path).gathered()
+    with path.open("rb") as file:
+        monkeypatch.setattr("sys.stdin", file)
+        np.testing.assert_array_equal(np.asarray(open_inputs(Path("-")).gathered().x), [[1, 2]])
+    assert [type(file) for file in given] == [pa.OSFile, pa.BufferReader]

@@ -22,7 +22,6 @@ from demur.tasks.formats import reading
 
 STDIN = Path("-")
 BLOCK, LONGEST = 2**20, 2**30  # bytes of a csv that are read at a time, and of its longest row
-STREAMED_BLOCK = 2**24  # where they cannot be read again
 
 
 @dataclass(frozen=True)
@@ -154,14 +153,13 @@ def csv_parts(
     convert: pa.csv.ConvertOptions,
 ) -> Iterator[pa.RecordBatch]:
     """Some rows at a time; where one is longer than what is read at a time, all is read again in larger blocks."""
-    again = stream.seekable()
-    start, block, done = stream.tell() if again else 0, BLOCK if again else STREAMED_BLOCK, 0
+    block, done, reopened = BLOCK, 0, reopener(stream)
     while True:
         # without threads errors have the row's number
         read = pa.csv.ReadOptions(use_threads=False, column_names=header, block_size=block)
         try:
             seen = 0
-            for part in pa.csv.open_csv(opened_at(start, path) if again else stream, read, parse, convert):
+            for part in pa.csv.open_csv(reopened(), read, parse, convert):
                 fresh = part.slice(max(0, done - seen))
                 seen += len(part)
                 if len(fresh):
@@ -172,15 +170,26 @@ def csv_parts(
             if "straddl" not in str(error):
                 raise refusal(error, path, header) from None
             block *= 8
-            if not again or block > LONGEST:
+            if block > LONGEST:
                 raise ValueError(f"{path} has a row of more than {block // 2**23} MiB; shorten it") from None
 
 
-def opened_at(start: int, path: Path) -> pa.NativeFile:
-    """A file of Arrow's own: it reads ahead in threads, which must not call Python when that is about to end."""
-    file = pa.OSFile(os.fsencode(path))
-    file.seek(start)
-    return file
+def reopener(stream: io.BufferedReader) -> Callable[[], pa.NativeFile]:
+    """Opens what is left of the stream, again and again, as a file of Arrow's own; standard input is read whole.
+
+    Arrow reads ahead in threads, and a thread that calls Python while it ends aborts the process.
+    """
+    if isinstance(stream.raw.name, int):  # type: ignore[attr-defined]
+        rest = pa.py_buffer(stream.read())
+        return lambda: pa.BufferReader(rest)
+    start, path = stream.tell(), os.fsencode(stream.raw.name)  # type: ignore[attr-defined]
+
+    def reopened() -> pa.NativeFile:
+        file = pa.OSFile(path)
+        file.seek(start)
+        return file
+
+    return reopened
 
 
 def refusal(error: pa.ArrowInvalid, path: Path, header: Sequence[str]) -> ValueError:
