@@ -35,8 +35,8 @@ from demur.posterior import Gaussian as Gaussian
 from demur.posterior import Mixture as Mixture
 from demur.posterior import Point as Point
 from demur.posterior import Posterior as Posterior
-from demur.posterior import load as load_posterior
-from demur.posterior import save as save_posterior
+from demur.posterior_file import load as load_posterior
+from demur.posterior_file import save as save_posterior
 from demur.predictive import predict as predict
 from demur.tasks import Recipe as Recipe
 from demur.tasks import Split as Split

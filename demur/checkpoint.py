@@ -4,7 +4,6 @@ One safetensors file, replaced whole after an epoch, and removed by whoever aske
 several networks are trained one after another, a folder of such files, one a network.
 """
 
-import hashlib
 import json
 import os
 import time
@@ -12,86 +11,104 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, fields, is_dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from demur.files import replacing
+from demur.provenance import digest
+
+SUFFIX = ".safetensors"
 SECONDS_BETWEEN = 2.0  # an epoch that is shorter is not worth a file
 
 
 @dataclass
-class Place:
-    """Where checkpoints lie; `used` are the files that were continued from or written."""
+class Kept:
+    """Where a checkpoint is kept, or `several` in a folder; `resumed` has the epochs that networks had behind them when
+    they went on from it, `used` the files that were gone on from or written."""
 
     path: Path
+    made_with: str = ""
+    several: bool = False
+    resumed: list[int] = field(default_factory=list)
     used: set[Path] = field(default_factory=set)
 
     def file_of(self, identity: str) -> Path:
         """Of the network with that identity."""
-        return self.path / f"{identity[:16]}.safetensors" if self.path.is_dir() else self.path
+        return self.path / f"{identity[:16]}{SUFFIX}" if self.several else self.path
 
-    def strangers(self) -> list[Path]:
-        """Checkpoints of other networks than those of this block."""
-        return sorted({*self.path.glob(f"{'[0-9a-f]' * 16}.safetensors")} - self.used) if self.path.is_dir() else []
+    def warn_of_strangers(self) -> None:
+        """If there are checkpoints, but none of the first network that is trained."""
+        if self.several and not self.used and any(self.path.glob(f"{'[0-9a-f]' * 16}{SUFFIX}")):
+            warnings.warn(
+                f"the checkpoint in {self.path} is of other data or other settings; it stays as it is, and training "
+                "begins from the start",
+                stacklevel=4,
+            )
 
 
-_place: ContextVar[Place | None] = ContextVar("checkpoint", default=None)
+_kept: ContextVar[Kept | None] = ContextVar("checkpoint", default=None)
 
 
 @contextmanager
-def checkpointed(path: Path) -> Iterator[Place]:
-    """Have networks that are trained inside the block continue from `path`, if it exists, and write themselves there.
+def checkpointed(path: Path, made_with: str = "", several: bool = False) -> Iterator[Kept]:
+    """Have the network that is trained inside the block continue from `path`, if it exists, and write itself there.
 
-    In a folder each has a file of its own; a file is one network's.
+    Data, recipe, likelihood, optimiser and the shapes of the weights must be those of the checkpoint, or it is not
+    taken; what else must be the same, such as a penalty's strength, is for the caller to say in `made_with`. With
+    `several`, the path is a folder, and every network has a file of its own there.
     """
-    token = _place.set(place := Place(path))
+    kept = Kept(path, made_with, several)
+    token = _kept.set(kept)
     try:
-        yield place
+        yield kept
     finally:
-        _place.reset(token)
-
-
-def digest_of(*values: Any) -> str:
-    """A hash of all that values are made of: tensors by their content, functions by name, dataclasses by fields."""
-    digest = hashlib.sha256()
-    for value in values:
-        digest.update(_described(value) + b"\0")
-    return digest.hexdigest()
-
-
-def _described(value: Any) -> bytes:
-    if isinstance(value, Tensor):
-        plain = value.detach().cpu().contiguous().flatten().view(torch.uint8)
-        content = hashlib.sha256(plain.numpy().data).hexdigest()
-        return f"{value.dtype} {tuple(value.shape)} {content}".encode()
-    if is_dataclass(value) and not isinstance(value, type):
-        return digest_of(type(value).__name__, *(getattr(value, each.name) for each in fields(value))).encode()
-    if isinstance(value, list | tuple):
-        return digest_of(len(value), *value).encode()
-    if isinstance(value, partial):
-        return digest_of(value.func, value.args, sorted(value.keywords.items())).encode()
-    return str(getattr(value, "__qualname__", value)).encode()
+        _kept.reset(token)
 
 
 def seconds_in(path: Path) -> float:
     """Of the training that was stopped and is kept there; 0 where nothing is."""
-    return float(_header(path).get("seconds", 0.0)) if path.exists() else 0.0
+    found = _read(path)
+    return 0.0 if found is None else float(found[0]["seconds"])
 
 
 def epochs_in(path: Path) -> int:
     """That were done when training was stopped; 0 where nothing is kept."""
-    return int(_header(path)["epoch"]) if path.exists() else 0
+    found = _read(path)
+    return 0 if found is None else int(found[0]["epoch"])
 
 
-def _header(path: Path) -> dict[str, Any]:
-    with safe_open(path, "pt") as file:
-        return json.loads(file.metadata()["demur"])
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+    """Header and tensors; None where there is no file, or a damaged one, which is set aside."""
+    if not path.exists():
+        return None
+    try:
+        if path.is_dir():
+            raise ValueError("it is a folder")
+        with safe_open(path, "pt") as file:
+            written = file.metadata()
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
+        if not written or written.get("digest") != digest((written.get("demur"), tensors)):
+            raise ValueError("its content is not what was written")
+    except (SafetensorError, ValueError) as error:
+        _set_aside(path, str(error))
+        return None
+    return json.loads(written["demur"]), tensors
+
+
+def _set_aside(path: Path, reason: str) -> None:
+    aside = path.with_name(f"{path.name}.damaged")
+    os.replace(path, aside)
+    warnings.warn(
+        f"the checkpoint {path} is damaged ({reason}), and training starts anew; "
+        f"it is now called {aside.name} and may be deleted",
+        stacklevel=4,
+    )
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
@@ -108,7 +125,7 @@ def put_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 class Checkpoint:
     """All that training changes. `kept` is the method's own, filled in place. Another `identity`'s file is ignored.
 
-    The identity is asked for only where there is a place for checkpoints.
+    `identity` is asked for only where there is something to compare it with.
     """
 
     def __init__(
@@ -119,37 +136,32 @@ class Checkpoint:
         generator: torch.Generator,
         kept: dict[str, Tensor],
     ) -> None:
-        self.kept = kept
+        self.kept, self.place = kept, _kept.get()
         self.model, self.optimizer, self.generator = model, optimizer, generator
-        self.place = _place.get()
-        self.identity = identity() if self.place else ""
-        self.path = self.place.file_of(self.identity) if self.place else None
+        self.identity = "" if self.place is None else self._identity(identity(), self.place.made_with)
+        self.path = None if self.place is None else self.place.file_of(self.identity)
         self.written = time.monotonic()
         self.started = self.written  # less what was spent before, by whoever was stopped
 
+    def _identity(self, *others: str) -> str:
+        shapes = {name: tuple(value.shape) for name, value in state_of(self.model).items()}
+        return digest((others, shapes, type(self.optimizer).__name__, self._settings()))
+
     def restore(self) -> int:
         """Go back to what was written last; the number of epochs that were done."""
-        if self.path is None or self.place is None:
+        if self.place is None or self.path is None:
             return 0
-        if not self.path.exists():
-            if not self.place.used and self.place.strangers():
-                warnings.warn(
-                    f"the checkpoint in {self.place.path} is of other data or other settings; it stays as it is, and "
-                    "training begins from the start",
-                    stacklevel=3,
-                )
-            self.place.used.add(self.path)
-            return 0
+        found = _read(self.path)
+        if found is None:
+            self.place.warn_of_strangers()
         self.place.used.add(self.path)
-        with safe_open(self.path, "pt") as file:
-            header = json.loads(file.metadata()["demur"])
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
+        if found is None or found[0]["identity"] != self.identity:
+            return 0
+        header, tensors = found
 
         def under(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
-        if header["identity"] != self.identity:
-            return 0
         put_state(self.model, under("model/"))
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in under("optimizer/").items():
@@ -166,18 +178,19 @@ class Checkpoint:
         if "random/cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random/cuda"], self.generator.device)
         self.kept.update(under("kept/"))
-        self.started -= header.get("seconds", 0.0)
+        self.started -= header["seconds"]
+        self.place.resumed.append(int(header["epoch"]))
         return int(header["epoch"])
 
     def write(self, epoch: int, last: bool = False) -> None:
         """Keep the state after so many epochs, unless the last was kept a moment ago.
 
-        In a folder the last state is kept in any case, for other networks come after this one.
+        Of several networks the last state is kept in any case, for others come after it.
         """
-        if self.path is None or self.place is None:
+        if self.place is None or self.path is None:
             return
         soon = time.monotonic() - self.written < SECONDS_BETWEEN
-        if soon and not (last and self.place.path.is_dir()):
+        if soon and not (last and self.place.several):
             return
         tensors = {f"model/{name}": value for name, value in state_of(self.model).items()}
         for index, entries in self.optimizer.state_dict()["state"].items():
@@ -186,14 +199,21 @@ class Checkpoint:
         if self.generator.device.type == "cuda":
             tensors["random/cuda"] = torch.cuda.get_rng_state(self.generator.device)
         tensors |= {f"kept/{name}": value for name, value in self.kept.items()}
-        # the rate may lie on the device, and is set before every step
-        groups = [{k: value for k, value in group.items() if k not in ("params", "lr")} for group in self._groups()]
-        unfinished = self.path.with_name(f"{self.path.name}.part")
-        seconds = time.monotonic() - self.started
-        header = {"identity": self.identity, "epoch": epoch, "seconds": seconds, "groups": groups}
-        save_file({k: v.contiguous() for k, v in tensors.items()}, unfinished, metadata={"demur": json.dumps(header)})
-        os.replace(unfinished, self.path)
+        tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        header = {
+            "identity": self.identity,
+            "epoch": epoch,
+            "seconds": time.monotonic() - self.started,
+            "groups": self._settings(),
+        }
+        written = json.dumps(header)
+        with replacing(self.path) as unfinished:
+            save_file(tensors, unfinished, {"demur": written, "digest": digest((written, tensors))})
         self.written = time.monotonic()
 
     def _groups(self) -> list[dict[str, Any]]:
         return self.optimizer.state_dict()["param_groups"]
+
+    def _settings(self) -> list[dict[str, Any]]:
+        """Without the rate, which may lie on the device, and is set before every step."""
+        return [{k: value for k, value in group.items() if k not in ("params", "lr")} for group in self._groups()]

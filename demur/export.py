@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.classifier import Classifier
-from demur.classifier.decision import UNKNOWN, UNSURE, is_unknown, score_of
+from demur.classifier.decision import UNKNOWN, UNSURE, class_probs, score_of
 from demur.classifier.preprocessing import FARTHEST, Pictures, Preprocessing, Rows, Texts
 from demur.metrics import spread
 from demur.names import choose
@@ -63,7 +63,7 @@ def export_onnx(classifier: Classifier, path: Path) -> str:
             )
         model = onnx.load(unfinished)
         name_decisions(onnx, model, [*map(str, classifier.classes_), UNSURE, UNKNOWN])
-        about = {"classes": [*map(str, classifier.classes_)], "refuse": classifier.thresholds_.refuse}
+        about = {"classes": [*map(str, classifier.classes_)], "accept": classifier.decision_.accept}
         onnx.helper.set_model_props(model, {"demur": json.dumps(about | {"kind": classifier.preprocessing_.kind})})
         model.producer_name = "demur"  # by which a later export knows that it may replace this one
         onnx.checker.check_model(model)
@@ -92,20 +92,19 @@ class Graph(nn.Module):
         self.read = Reading(classifier.preprocessing_)
         self.average = Average(classifier.posterior_)
         self.likelihood = classifier.likelihood_
-        self.score = choose(SCORES, classifier.thresholds_.score, "score for a graph")
-        self.refuse = classifier.thresholds_.refuse
+        decision = classifier.decision_
+        self.score = choose(SCORES, decision.score, "score for a graph")
+        self.accept = torch.tensor(decision.accept)
+        self.unknown = torch.tensor([math.inf if limit is None else limit for limit in decision.unknown])
 
     def forward(self, raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         every = self.average(self.read(raw))
         probs = every[:, : self.likelihood.num_classes]
         none = every[:, self.likelihood.num_classes] if self.likelihood.has_none_class else None
-        confidence, best = probs.max(1)
-        if none is None:
-            unknown = entropy(probs) > 0.5 * math.log(self.likelihood.num_classes)
-        else:
-            unknown = ~(none <= confidence)
-        score = self.score(probs, none)
-        code = torch.where(score <= self.refuse, best, self.likelihood.num_classes + unknown.long())
+        best, score = probs.argmax(1), self.score(probs, none)
+        group = best if len(self.accept) > 1 else torch.zeros_like(best)
+        unknown = ~(score <= self.unknown[group])
+        code = torch.where(score <= self.accept[group], best, self.likelihood.num_classes + unknown.long())
         total = probs.sum(1, keepdim=True)
         return torch.where(total > 0, probs / total, 1 / self.likelihood.num_classes), score, code
 
@@ -172,12 +171,7 @@ def trunk(component: Point | Gaussian) -> nn.Module:
 
 def drawn(component: Point | Gaussian, draw: int) -> nn.Module:
     """The draw-th network, or its head where the draws share their trunk."""
-    network = frozen(component.network)
-    if isinstance(component, Gaussian):
-        with torch.no_grad():
-            for name, value in component.sample(draw).items():
-                network.get_parameter(name).copy_(value)
-    return network.get_submodule("head") if component.over_head else network
+    return frozen(component.network_at(draw) if isinstance(component, Gaussian) else component.network)
 
 
 def frozen(network: nn.Module) -> nn.Module:
@@ -239,15 +233,12 @@ def check(classifier: Classifier, session: Any) -> str:
     prediction = predict(
         classifier.posterior_, classifier.likelihood_, raw if is_text else classifier.preprocessing_.read(raw)
     )
-    probs = prediction.probs.double()
-    score = score_of(prediction, classifier.thresholds_.score)
-    refused, unknown = classifier.thresholds_.refused(prediction), is_unknown(prediction)
-    decision = np.where(refused, np.where(unknown, UNKNOWN, UNSURE), classifier.classes_[probs.argmax(1)].astype(str))
+    score = score_of(prediction, classifier.decision_.score)
+    decision = classifier.decision_.answers(prediction, classifier.classes_).astype(str)
     found = session.run(list(OUTPUTS), {"input": raw.numpy()})
-    total = probs.sum(1, keepdim=True)
-    expected = torch.where(total > 0, probs / total, 1 / probs.shape[1]).numpy()
-    apart = max(np.abs(found[0] - expected).max(), np.abs(found[1] - score).max())
-    clear = np.abs(score - classifier.thresholds_.refuse) > TOLERANCE
+    apart = max(np.abs(found[0] - class_probs(prediction)).max(), np.abs(found[1] - score).max())
+    limits = [limit for limit in (*classifier.decision_.accept, *classifier.decision_.unknown) if limit is not None]
+    clear = np.abs(score[:, None] - limits).min(1) > TOLERANCE
     if not apart <= TOLERANCE or (found[2] != decision)[clear].any():
         raise ValueError(f"the exported graph differs from the model by {apart:.1g}; this network cannot be exported")
     return f"{CHECKED} random inputs give the same to {apart:.0e}"

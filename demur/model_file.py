@@ -21,27 +21,53 @@ from pathlib import Path
 from typing import Any
 
 from demur.posterior import Posterior
-from demur.posterior import save as save_posterior
+from demur.posterior_file import save as save_posterior
 
-FORMAT = (1, 0)  # a new minor version adds, and older ones are read; a new major version breaks
+FORMAT = (1, 1)  # a new minor version adds, and older ones are read; a new major version breaks
 MANIFEST, MODEL, POSTERIOR = "manifest.json", "model.json", "posterior.safetensors"
 PARTS = (MODEL, POSTERIOR)
 LONGEST_MANIFEST, LONGEST_MODEL = 2**16, 2**26  # bytes
 SUFFIX = ".demur"
 
 
-def write_model(path: str | Path, model: Mapping[str, Any], posterior: Posterior) -> None:
-    """A folder, or a zip if the name ends in .demur; a model that is there already is replaced."""
-    path = Path(path)
-    if path.is_dir() and not (path / MANIFEST).is_file() and any(path.iterdir()):
-        raise ValueError(f"{path} is a folder of something else; give a new name, or one that ends in {SUFFIX}")
-    if path.is_file() and not (path.suffix == SUFFIX and zipfile.is_zipfile(path)):
+def check_target(path: str | Path) -> None:
+    """Refuse a path that holds anything but a model, or that no model can be written to."""
+    path = Path(os.path.realpath(path))
+    if path.is_dir():
+        names = sorted(entry.name for entry in path.iterdir())
+        if names and (names != sorted((MANIFEST, *PARTS)) or not _is_manifest(path / MANIFEST)):
+            raise ValueError(f"{path} is a folder of something else; give a new name, or one that ends in {SUFFIX}")
+    elif path.exists() and not (path.suffix == SUFFIX and _is_zipped_model(path)):
         raise ValueError(f"{path} is a file that is no model; give a new name, or remove it first")
+    above = next(parent for parent in path.parents if parent.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise ValueError(f"{path} cannot be written: {above} is no folder that you may write to; give another name")
+
+
+def _is_manifest(file: Path) -> bool:
+    try:
+        return _version(json.loads(file.read_bytes()[: LONGEST_MANIFEST + 1])["demur"]) is not None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return False
+
+
+def _is_zipped_model(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return sorted(archive.namelist()) == sorted((MANIFEST, *PARTS))
+    except (zipfile.BadZipFile, OSError):
+        return False
+
+
+def write_model(path: str | Path, model: Mapping[str, Any], posterior: Posterior) -> None:
+    """A folder, or a zip if the name ends in .demur. A model that is there stays until the new one is whole."""
+    check_target(path)
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as beside:
         folder = Path(beside) / "new"
         folder.mkdir()
-        (folder / MODEL).write_text(json.dumps(model, indent=1), "utf-8")
+        (folder / MODEL).write_text(json.dumps(model, indent=1, allow_nan=False), "utf-8")
         save_posterior(posterior, folder / POSTERIOR)
         parts = {name: {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in PARTS}
         version = ".".join(map(str, FORMAT))
@@ -52,10 +78,19 @@ def write_model(path: str | Path, model: Mapping[str, Any], posterior: Posterior
                 for name in (MANIFEST, *PARTS):
                     archive.write(folder / name, name)
             os.replace(zipped, path)
-            return
-        if path.exists():
-            os.replace(path, Path(beside) / "old")
-        os.replace(folder, path)
+        elif path.exists():
+            _swap(folder, path, Path(beside) / "old")
+        else:
+            os.replace(folder, path)
+
+
+def _swap(new: Path, path: Path, old: Path) -> None:
+    os.replace(path, old)
+    try:
+        os.replace(new, path)
+    except BaseException:  # an interrupt, too: the old one goes back
+        os.replace(old, path)
+        raise
 
 
 @contextmanager
@@ -108,14 +143,21 @@ def _checked(folder: Path, path: Path) -> dict[str, Any]:
     return _read_json(folder / MODEL, LONGEST_MODEL, path)
 
 
-def _check_version(version: Any, path: Path) -> None:
+def _version(text: Any) -> tuple[int, int] | None:
     try:
-        major, minor = map(int, version.split("."))
+        major, minor = map(int, text.split("."))
     except (AttributeError, ValueError):
-        raise _damaged(path, f"its format is {version!r}") from None
-    if major != FORMAT[0] or minor > FORMAT[1]:
+        return None
+    return major, minor
+
+
+def _check_version(text: Any, path: Path) -> None:
+    version = _version(text)
+    if version is None:
+        raise _damaged(path, f"its format is {text!r}")
+    if version[0] != FORMAT[0] or version[1] > FORMAT[1]:
         reads = f"{FORMAT[0]}.0 to {FORMAT[0]}.{FORMAT[1]}"
-        raise ValueError(f"{path} has format {version}, this demur reads {reads}; use the demur that saved it")
+        raise ValueError(f"{path} has format {text}, this demur reads {reads}; use the demur that saved it")
 
 
 def _read_json(file: Path, longest: int, path: Path) -> dict[str, Any]:

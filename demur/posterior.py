@@ -7,27 +7,45 @@ Every posterior is a list of weighted components, and a component is a set of ne
         for network in component.networks():
             logits = network(shared)  # (B, C) of one draw, or (draws, B, C) of several
 
-Saved as one safetensors file with a JSON header; nothing in it is code.
+Any number of threads can use one posterior: a sampled network is a copy around the same tensors.
 """
 
-import json
-import os
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from demur.streams import generator_for
 
 HEADS = 64  # drawn at a time
+MOST_DRAWS = 100_000
+
+
+class Borrowed:
+    """A copy of a network's module tree around the same tensors, in which parameters can be replaced by others.
+
+    The network itself is never touched, so any number of threads can use it, whatever fails meanwhile.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        tensors = (*network.parameters(), *network.buffers())
+        self.network = deepcopy(network, {id(tensor): tensor for tensor in tensors})
+        self.places: dict[str, list[tuple[nn.Module, str]]] = {}
+        names = {id(parameter): name for name, parameter in network.named_parameters()}
+        for name, parameter in self.network.named_parameters(remove_duplicate=False):  # a tied one has several places
+            owner, _, attribute = name.rpartition(".")
+            self.places.setdefault(names[id(parameter)], []).append((self.network.get_submodule(owner), attribute))
+
+    def put(self, values: Mapping[str, Tensor]) -> nn.Module:
+        for name, value in values.items():
+            for module, attribute in self.places[name]:
+                setattr(module, attribute, nn.Parameter(value, requires_grad=False))
+        return self.network
 
 
 class Posterior(Protocol):
@@ -68,6 +86,44 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """How a prior precision was chosen: what every one that was tried did on validation data, and the MAP network.
+
+    A row is (precision, mean negative log-likelihood in nats, accuracy); `at_map` is the last two of the MAP network.
+    """
+
+    chosen: float
+    rows: tuple[tuple[float, float, float], ...]
+    at_map: tuple[float, float]
+
+
+def check_settings(num_draws: object, seed: object, over_head: object) -> None:
+    if type(num_draws) is not int or not 1 <= num_draws <= MOST_DRAWS:
+        raise ValueError(f"num_draws {num_draws!r} is not a whole number from 1 to {MOST_DRAWS}; 20 will mostly do")
+    if type(seed) is not int or not -(2**63) <= seed < 2**64:
+        raise ValueError(f"seed {seed!r} is not a whole number of 64 bits; 0 will do")
+    if type(over_head) is not bool:
+        raise ValueError(f"over_head {over_head!r} is neither True nor False")
+
+
+def check_variance(
+    variance: Mapping[str, tuple[int, ...]], parameters: Mapping[str, tuple[int, ...]], over_head: bool
+) -> None:
+    """Shapes of variances go with those of parameters; over the head they are all the head's, and no others."""
+    if not variance:
+        raise ValueError("variance is empty; a Gaussian needs that of at least one parameter")
+    for name, shape in variance.items():
+        if parameters.get(name) != shape:
+            raise ValueError(
+                f"the variance of {name} has shape {shape}, the parameter {parameters.get(name, 'is absent')}; "
+                "they must agree"
+            )
+    head = {name for name in parameters if name.startswith("head.")}
+    if over_head and set(variance) != head:
+        raise ValueError(f"variance has {', '.join(sorted(variance))}; over the head it must have {sorted(head)}")
+
+
+@dataclass(frozen=True)
 class Gaussian:
     """Independent Gaussians over the parameters named in `variance`, around the network's own; the rest are points.
 
@@ -79,10 +135,19 @@ class Gaussian:
     num_draws: int = 20
     seed: int = 0
     over_head: bool = False
+    tuning: Tuning | None = None  # how its prior was chosen, where it was
 
     def __post_init__(self) -> None:
-        if self.num_draws < 1:
-            raise ValueError(f"num_draws {self.num_draws} is not positive; an average needs at least 1")
+        check_settings(self.num_draws, self.seed, self.over_head)
+        parameters = dict(self.network.named_parameters())
+        check_variance(
+            {name: tuple(value.shape) for name, value in self.variance.items()},
+            {name: tuple(value.shape) for name, value in parameters.items()},
+            self.over_head,
+        )
+        for name, value in self.variance.items():
+            if not (value.isfinite().all() and (value >= 0).all()):
+                raise ValueError(f"the variance of {name} is negative, NaN or infinite; fit it anew")
 
     def components(self) -> Iterator[tuple[float, "Point | Gaussian"]]:
         yield 1.0, self
@@ -92,17 +157,19 @@ class Gaussian:
             return x
         return self.network.features(x).to(self.network.get_parameter("head.weight").dtype)  # type: ignore[operator]
 
-    def network_at(self, draw: int) -> Callable[[Tensor], Tensor]:
-        sample = self.sample(draw)
-        if not self.over_head:
-            return lambda x: functional_call(self.network, sample, (x,))
-        head = {name.removeprefix("head."): value for name, value in sample.items()}
-        return lambda features: functional_call(self.network.get_submodule("head"), head, (features,))
+    def network_at(self, draw: int) -> nn.Module:
+        """The draw-th network, or its head where the draws share their trunk; the caller's own."""
+        network = Borrowed(self.network).put(self.sample(draw))
+        return network.get_submodule("head") if self.over_head else network
 
     def networks(self) -> Iterator[Callable[[Tensor], Tensor]]:
-        """From what the trunk gives to logits: of one draw, or of many heads in one product, (draws, B, C)."""
+        """From what the trunk gives to logits: of one draw, or of many heads in one product, (draws, B, C).
+
+        Each serves until the next is asked for.
+        """
         if not self.over_head:
-            yield from map(self.network_at, range(self.num_draws))
+            borrowed = Borrowed(self.network)
+            yield from (borrowed.put(self.sample(draw)) for draw in range(self.num_draws))
             return
         for start in range(0, self.num_draws, HEADS):
             yield self._heads(range(start, min(start + HEADS, self.num_draws)))
@@ -168,113 +235,3 @@ class Mixture:
                 return part.logits(x, draw)
             draw -= part.num_draws
         raise ValueError(f"draw {draw + self.num_draws} is too large; this posterior has {self.num_draws}")
-
-
-FORMAT = 1
-
-
-def save(posterior: Posterior, path: str | Path, about: Mapping[str, str] | None = None) -> None:
-    """Write the posterior to one file, whole or not at all. `about` says what it is, for whoever reads it back."""
-    tensors: dict[str, Tensor] = {}
-    header = {"format": FORMAT, "posterior": _pack(posterior, "", tensors), "about": dict(about or {})}
-    path = Path(path)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        save_file(_apart(tensors), unfinished, metadata={"demur": json.dumps(header)})
-        os.replace(unfinished, path)
-    except SafetensorError as error:
-        raise OSError(f"cannot write {path}: {error}") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def load(path: str | Path, build: Callable[[], nn.Module], device: torch.device | str = "cpu") -> Posterior:
-    """Read a posterior back; `build` makes a fresh network of the kind it was fitted with, its head included."""
-    header, tensors = _read(path)
-    return _unpack(header["posterior"], "", tensors, build, device)
-
-
-def read_about(path: str | Path) -> dict[str, str]:
-    """What the file says that it is."""
-    return _read(path)[0]["about"]
-
-
-def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    try:
-        with safe_open(path, "pt") as file:
-            header = json.loads((file.metadata() or {})["demur"])
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
-        if header["format"] != FORMAT:
-            raise ValueError(f"{path} has format {header['format']}, this demur reads {FORMAT}; save it anew")
-        header["posterior"]["kind"], header["about"]
-        wild = next((key for key, value in tensors.items() if not value.isfinite().all()), None)
-        if wild is not None:
-            raise ValueError(f"{path} has NaN or infinite weights, in {wild}; fit and save it anew")
-    except FileNotFoundError:
-        raise ValueError(f"posterior {path} does not exist; fit one and save it first") from None
-    except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(
-            f"{path} is not a posterior saved by demur, or it is damaged ({error}); save it anew"
-        ) from None
-    return header, tensors
-
-
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that share memory, as components around one network do, each with its own."""
-    seen: set[int] = set()
-    apart = {}
-    for key, value in tensors.items():
-        pointer = value.untyped_storage().data_ptr()
-        apart[key] = value.clone() if pointer in seen else value
-        seen.add(pointer)
-    return apart
-
-
-def _pack(posterior: Posterior, prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Put the tensors under their names and return what else there is to say."""
-    if isinstance(posterior, Mixture):
-        return {
-            "kind": "mixture",
-            "parts": [_pack(part, f"{prefix}{index}/", tensors) for index, part in enumerate(posterior.parts)],
-        }
-    assert isinstance(posterior, Point | Gaussian)
-    # parameters and buffers rather than the state_dict, which lists tied weights twice
-    for kind, named in (("mean", posterior.network.named_parameters()), ("buffer", posterior.network.named_buffers())):
-        tensors |= {f"{prefix}{kind}/{name}": value.detach().contiguous() for name, value in named}
-    if isinstance(posterior, Point):
-        return {"kind": "point"}
-    tensors |= {f"{prefix}variance/{name}": value.contiguous() for name, value in posterior.variance.items()}
-    settings = {"num_draws": posterior.num_draws, "seed": posterior.seed, "over_head": posterior.over_head}
-    return {"kind": "gaussian", "settings": settings}
-
-
-def _unpack(
-    header: dict[str, Any],
-    prefix: str,
-    tensors: Mapping[str, Tensor],
-    build: Callable[[], nn.Module],
-    device: torch.device | str,
-) -> Posterior:
-    if header["kind"] == "mixture":
-        parts = enumerate(header["parts"])
-        return Mixture(tuple(_unpack(part, f"{prefix}{index}/", tensors, build, device) for index, part in parts))
-    network = build().to(device).eval()
-    found = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-    slots: dict[str, Tensor] = {f"mean/{name}": value for name, value in network.named_parameters()}
-    slots |= {f"buffer/{name}": value for name, value in network.named_buffers()}
-    for key in slots.keys() | {key for key in found if not key.startswith("variance/")}:
-        saved, fresh = (tuple(side[key].shape) if key in side else None for side in (found, slots))
-        if saved != fresh:
-            raise ValueError(
-                f"{key.split('/', 1)[1]} is {saved or 'absent'} in the saved posterior, {fresh or 'absent'} in the "
-                "network; pass the network that it was fitted with"
-            )
-    with torch.no_grad():
-        for key, slot in slots.items():
-            slot.copy_(found[key])
-    if header["kind"] == "point":
-        return Point(network)
-    variance = {
-        key.removeprefix("variance/"): value.to(device) for key, value in found.items() if key.startswith("variance/")
-    }
-    return Gaussian(network, variance, **header["settings"])

@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.util import find_spec
+from threading import RLock
 from types import MappingProxyType
 from typing import Any
 
@@ -18,10 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from demur.checkpoint import Checkpoint, digest_of, state_of
+from demur.checkpoint import Checkpoint
 from demur.likelihoods import Likelihood
 from demur.names import choose
 from demur.networks import mixed_precision
+from demur.provenance import digest
 from demur.streams import generator_for
 from demur.tasks.base import Fixed, Recipe, Task, as_input, check_finite
 
@@ -59,10 +61,16 @@ def observed(
         _within.reset(tokens[1])
 
 
+_one_at_a_time = RLock()
+
+
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Randomness inside the block follows from the seed; outside, it goes on as if nothing had happened."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    """Randomness inside the block follows from the seed; outside, it goes on as if nothing had happened.
+
+    Dropout and fresh weights draw from torch's own generator, which all threads share; so they take turns.
+    """
+    with _one_at_a_time, torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
 
@@ -112,12 +120,12 @@ def train(
     optimizer = optimizer or optimizer_for(model, recipe)
     learner = Learner(model, likelihood, task, recipe, optimizer, penalty)
     generator = learner.feed.generator
-    settings = [learner.settings, type(optimizer).__name__, rate, penalty]
-    shapes = [(name, tuple(value.shape)) for name, value in state_of(model).items()]
-    checkpoint = Checkpoint(
-        lambda: digest_of(likelihood, recipe, task.train, task.outliers, task.augment, settings, shapes),
-        *(model, optimizer, generator, {} if kept is None else kept),
-    )
+
+    def identity() -> str:
+        shown = None if likelihood.outside is None else task.outliers
+        return digest((repr((likelihood, recipe)), task.train, shown, task.augment))
+
+    checkpoint = Checkpoint(identity, model, optimizer, generator, {} if kept is None else kept)
     first = checkpoint.restore()
     learner.begin()
     step = Recorded([learner])

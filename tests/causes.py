@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from demur.metrics import METRICS, ood_metrics
 from demur.networks import Network
 from demur.predictive import predict
+from demur.study.cells import load_data
 from demur.study.conventions import resolve
-from demur.study.engine import load_data
 from demur.study.grid import CONVENTIONS, SETTINGS, WIDE_RESNET, Cell
 from demur.study.run import FAR_AWAY
 from demur.tasks import Store, load

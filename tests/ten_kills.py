@@ -3,16 +3,21 @@
     python tests/ten_kills.py [--seed 0] [options of demur study, such as --epochs 20]
 
 Each kill is SIGKILL, and the ten are spread over the time that the whole study takes: about five minutes on two cores.
-Ends with exit code 0 if both results.csv are the same bytes.
+Ends with exit code 0 if both results.csv are the same bytes, and a network that was killed in training went on where
+it was.
 """
 
 import argparse
+import json
 import random
 import subprocess
 import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from demur.posterior import read_about
+from demur.study.results import POSTERIOR
 
 KILLS = 10
 DEMUR = [sys.executable, "-c", "from demur.cli import main; main()"]
@@ -54,7 +59,14 @@ def main(scratch: Path, seed: int, options: list[str]) -> int:
 
     whole, killed = results_of(scratch / "whole"), results_of(scratch / "killed")
     print(f"results.csv, {len(whole):,} bytes: {'the same' if whole == killed else 'DIFFERENT'}")
-    return int(whole != killed)
+    resumed = [epoch for path in (scratch / "killed").glob(f"*/{POSTERIOR}") for epoch in epochs_before(path)]
+    print(f"networks that went on where they were: {len(resumed)}, after epochs {resumed}")
+    return int(whole != killed or not resumed)
+
+
+def epochs_before(posterior: Path) -> list[int]:
+    """How far its network was when it was trained on, if it was."""
+    return json.loads(read_about(posterior)["resumed"])
 
 
 if __name__ == "__main__":

@@ -16,9 +16,7 @@ from torch import Tensor, nn
 
 import demur
 from demur.classifier.adoption import find_head, with_outputs
-from demur.classifier.decision import Thresholds, calibrated, is_unknown, least_count, score_of
-from demur.classifier.estimator import divided
-from demur.metrics import Prediction
+from demur.classifier.fitting import divided, held_out_outliers
 from demur.tasks.base import Fixed
 from demur.tasks.frequencies import Levelled, mean_power
 from demur.tasks.made import WidenedBox
@@ -110,49 +108,7 @@ def test_given_pictures_can_be_made_as_sharp_as_the_inliers():
         model.fit(x, y, "smooth", made="levelled+patches")
 
 
-# decisions ---------------------------------------------------------------------------------------------------------
-
-
-def predictions(none: list[float], best: list[float]) -> Prediction:
-    none_, best_ = torch.tensor(none), torch.tensor(best)
-    probs = torch.stack([best_, 1 - none_ - best_], 1)
-    return Prediction(probs, none_, torch.zeros(len(none_)))
-
-
-def test_fresh_inliers_are_kept_as_often_as_promised():
-    generator = torch.Generator().manual_seed(0)
-    keep, count, kept = 0.9, 30, []
-    for _ in range(2000):
-        none = torch.rand(count + 20, generator=generator)
-        drawn = Prediction(torch.stack([1 - none, 0 * none], 1), none, none)
-        held_out, fresh = (Prediction(drawn.probs[r], none[r], none[r]) for r in (slice(count), slice(count, None)))
-        kept.append(1 - calibrated(held_out, "none_share", keep).refused(fresh).mean())
-    # without ties the probability is k / (n + 1), k = ceil((n + 1) keep) = 28
-    assert np.mean(kept) == pytest.approx(28 / 31, abs=4 * np.std(kept) / np.sqrt(len(kept)))
-    assert keep <= 28 / 31
-
-
-def test_too_few_to_calibrate_with_are_told():
-    assert least_count(0.95) == 19
-    some = predictions([0.1] * 18, [0.8] * 18)
-    with pytest.warns(UserWarning, match="needs 19 inliers"):
-        assert calibrated(some, "none", 0.95).guaranteed == pytest.approx(18 / 19)
-    assert calibrated(predictions([0.1] * 19, [0.8] * 19), "none", 0.95).guaranteed == 0.95
-
-
-def test_refusals_are_unknown_where_none_is_more_probable_than_the_best_class():
-    made = predictions([0.01, 0.3, 0.6, float("nan")], [0.9, 0.4, 0.3, 0.5])
-    refused = Thresholds("none_share", 0.2, 0.95, 100).refused(made)
-    assert refused.tolist() == [False, True, True, True]
-    assert is_unknown(made).tolist() == [False, False, True, True]
-    np.testing.assert_allclose(score_of(made, "none_share")[:3], [0.01 / 0.91, 0.3 / 0.7, 0.6 / 0.9], rtol=1e-6)
-
-    without = Prediction(
-        torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.3, 0.3, 0.2, 0.2], [0.9, 0.1, 0.0, 0.0]]), None, torch.zeros(3)
-    )
-    assert is_unknown(without).tolist() == [False, True, False]  # one of two is unsure, any of four is unknown
-    with pytest.raises(ValueError, match="needs a none class"):
-        score_of(without, "none")
+# answers -----------------------------------------------------------------------------------------------------------
 
 
 def test_one_pass_says_what_the_methods_say(fitted, wine):
@@ -167,7 +123,7 @@ def test_one_pass_says_what_the_methods_say(fitted, wine):
     assert (answers.outlier_score == fitted.outlier_score(x)).all()
     assert (answers.decision == fitted.decide(x)).all()
     kept = ~np.isin(answers.decision, ["unsure", "unknown"])
-    assert (kept == (answers.outlier_score <= fitted.thresholds_.refuse)).all()
+    assert (kept == (answers.outlier_score <= fitted.decision_.accept[0])).all()
     assert (answers.decision[kept] == answers.label[kept]).all()
     assert kept[: len(wine[0])].mean() > 0.9
 
@@ -179,8 +135,104 @@ def test_what_is_held_out_is_not_trained_with_and_every_class_is():
         assert sorted(torch.cat([train, tuning, calibration]).tolist()) == list(range(120))
         assert 2 in labels[train]
         assert len(calibration) == 19
-    with pytest.raises(ValueError, match="too few"):
-        divided(torch.tensor([0, 1]), 0.1, 0.95, 0)
+    for count, classes, least in ((2, 2, 4), (11, 11, 13)):
+        with pytest.raises(ValueError, match=f"too few for {classes} classes: .* give at least {least}"):
+            divided(torch.arange(count) % classes, 0.1, 0.95, 0)
+        assert all(map(len, divided(torch.arange(least) % classes, 0.1, 0.95, 0)))
+        with pytest.raises(ValueError, match="too few"):
+            divided(torch.arange(least - 1) % classes, 0.1, 0.95, 0)
+
+
+# what a fit says and leaves behind ---------------------------------------------------------------------------------
+
+
+def state(model: demur.Classifier) -> dict:
+    return dict(vars(model))
+
+
+def failing_fits(x: np.ndarray, y: np.ndarray) -> dict[str, tuple]:
+    """Every one fails at another place."""
+    dates = np.array(["2026-01-01", "2026-01-02"], dtype="datetime64[D]")[(y == y[0]).astype(int)]
+    return {
+        "keep nan is not a number": ({"keep": float("nan")}, x, y),
+        "unknown kind": ({"kind": "sounds"}, x, y),
+        "one label an input": ({}, x, y[1:]),
+        "labels of type": ({}, x, dates),
+        "needs at least 2": ({}, x, np.zeros(len(x))),
+        "too large to be standardised": ({}, x * 1e200, y),
+        "unknown network": ({"network": "gru"}, x, y),
+        "unknown optimizer|lr|loss became": ({"lr": 1e30}, x, y),
+        "feature names|column": ({}, pd.DataFrame(x, columns=[0, *"bcdefghijklm"]), y),
+    }
+
+
+def test_a_fit_that_fails_leaves_the_estimator_as_it_was(wine, fitted):
+    x, y, _ = wine
+    again = deepcopy(fitted)
+    for why, (changed, x_bad, y_bad) in failing_fits(x, y).items():
+        first = demur.Classifier("map+nc", epochs=2, device="cpu").set_params(**changed)
+        before = state(first)
+        with pytest.raises((ValueError, FloatingPointError, TypeError), match=why):
+            first.fit(x_bad, y_bad)
+        assert state(first) == before
+        again.set_params(**changed)
+        before = state(again)
+        with pytest.raises((ValueError, FloatingPointError, TypeError), match=why):
+            again.fit(x_bad, y_bad)
+        assert state(again) == before
+        again.set_params(**{name: fitted.get_params()[name] for name in changed})
+    assert (again.predict_proba(x) == fitted.predict_proba(x)).all()
+
+
+def test_a_refit_on_another_kind_leaves_nothing_of_the_old(wine, tmp_path):
+    frame = pd.DataFrame(wine[0], columns=[f"c{i}" for i in range(13)])
+    model = replace_parameters(FAST, epochs=2).fit(frame, wine[1])
+    assert model.n_features_in_ == 13
+    x, y = pictures()
+    model.fit(x, y)
+    assert not {"n_features_in_", "feature_names_in_"} & set(vars(model))
+    model.save(tmp_path / "model.demur")
+    assert (demur.load_model(tmp_path / "model.demur", device="cpu").predict_proba(x) == model.predict_proba(x)).all()
+
+
+def test_outliers_that_were_not_shown_are_counted(wine):
+    x, y, outliers = wine
+    generator = np.random.default_rng(0)
+    far = x[:100] + 20 * x.std(0)
+    model = demur.Classifier("map+nc", epochs=40, device="cpu").fit(x, y, far)
+    assert model.report_["unseen_outliers"] == 10
+    assert model.report_["outliers_abstained"] == 1.0
+    with pytest.warns(UserWarning, match=r"abstains on \d+% of 13 outliers .* hardly more than on inliers \(5%\)"):
+        model.fit(x, y, x[generator.permutation(len(x))])  # shown its own inliers, it cannot tell
+    model.fit(x, y, outliers[:19])  # too few to hold any out
+    assert (model.report_["unseen_outliers"], model.report_["outliers_abstained"]) == (0, None)
+    made_up = demur.Classifier("map+nc", epochs=40, device="cpu").fit(x, y)
+    assert made_up.report_["unseen_outliers"] == 2 * made_up.report_["tuned"]  # columns and box, of held-out rows
+    assert 0.5 < made_up.report_["outliers_abstained"] <= 1
+
+
+def test_outliers_are_either_shown_or_measured_with():
+    every = torch.arange(200.0).unsqueeze(1)
+    shown, unseen = held_out_outliers(every, 0.1, 0)
+    assert len(unseen) == 20
+    assert sorted(torch.cat([shown, unseen]).flatten().tolist()) == every.flatten().tolist()
+    assert not torch.equal(held_out_outliers(every, 0.1, 1)[1], unseen)
+    assert len(held_out_outliers(torch.zeros(30_000, 1), 0.1, 0)[1]) == 1000
+
+
+def test_the_tuned_prior_and_coverage_by_class_are_reported(wine):
+    x, y, _ = wine
+    report = demur.Classifier("la+nc", epochs=20, device="cpu").fit(x, y).report_
+    rows = report["tuning"]["precision, nll, accuracy"]
+    assert report["prior_precision"] in [row[0] for row in rows]
+    assert set(report["kept_by_class"]) <= {"barolo", "grignolino"}
+    assert all(0 <= value <= 1 for value in report["kept_by_class"].values())
+
+
+def test_the_scaler_is_fitted_to_training_rows_alone(wine, fitted):
+    x = np.delete(wine[0], fitted.held_out_, axis=0)
+    np.testing.assert_allclose(fitted.preprocessing_.mean, x.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(fitted.preprocessing_.scale, x.std(0), rtol=1e-12)
 
 
 def test_the_seed_decides(wine):

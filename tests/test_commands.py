@@ -324,7 +324,7 @@ def test_fit_that_was_stopped_says_that_nothing_was_kept(rows_model, tmp_path, s
     [
         (["fit", "train.csv", "-o", "new"], "no column label or class or target or y; name the label's with --label"),
         (["fit", "prices.csv", "-o", "new"], "has 9 labels in 9 inputs; name the right column"),
-        (["fit", "train.csv", "-o", "train.csv", "--label", "kind"], "train.csv is there already and is no model"),
+        (["fit", "train.csv", "-o", "train.csv", "--label", "kind"], "train.csv is a file that is no model"),
         (
             ["fit", "train.csv", "-o", "new", "--label", "kind", "--method", "map", "--outliers", "box"],
             "does not train",

@@ -232,6 +232,35 @@ def test_classes_that_are_also_the_tasks_can_be_left_out(whole: Store) -> None:
     assert image_task("svhn", whole, exclude_overlap=True).outliers.shape[0] == 50
 
 
+def test_where_somebody_listed_the_overlap_the_list_decides(store: Store) -> None:
+    listed = {"clear": {"truck": [{"label": 3, "name": "desk"}]}}
+    (store.root / "tiny_imagenet32/cifar10_overlap.json").write_text(json.dumps(listed))
+    x, y = store.images("tiny_imagenet32", "train")
+    assert y is not None
+    plain, levelled = (
+        image_task("cifar10", store, outliers=outliers, exclude_overlap=True).outliers
+        for outliers in ("tiny_imagenet32", "tiny_imagenet32_levelled")
+    )
+    assert isinstance(levelled, Levelled)
+    for source in (plain, levelled.source):
+        assert torch.equal(source.epoch(generator()), x[y != 3])
+
+
+def test_the_listed_classes_of_the_real_outliers_are_left_out(whole: Store, data_root: Path, tmp_path: Path) -> None:
+    real, outliers = Store(tmp_path / "store", tmp_path / "decoded"), data_root / "tiny_imagenet32"
+    real.root.mkdir()
+    (real.root / "cifar10").symlink_to(whole.root / "cifar10")
+    (real.root / "tiny_imagenet32").symlink_to(outliers)
+    clear = json.loads((outliers / "cifar10_overlap.json").read_text())["clear"]
+    listed = {entry["label"] for entries in clear.values() for entry in entries}
+    x, y = real.images("tiny_imagenet32", "train")
+    assert y is not None
+    kept = ~torch.isin(y, torch.tensor(sorted(listed)))
+    task = image_task("cifar10", real, exclude_overlap=True)
+    assert len(listed) == 23
+    assert torch.equal(task.outliers.epoch(generator()), x[kept])
+
+
 def test_classes_without_names_cannot_be_left_out(store: Store) -> None:
     (store.root / "tiny_imagenet32/classes.json").unlink()
     with pytest.raises(ValueError, match=r"exclude_overlap .*'tiny_imagenet32'.* no names in .*; add the set with"):

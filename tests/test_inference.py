@@ -3,6 +3,7 @@
 import warnings
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +14,12 @@ from demur.inference.base import fit_parts
 from demur.inference.together import train_together
 from demur.likelihoods import LIKELIHOODS, none_class, plain
 from demur.method import METHODS, parse_method
-from demur.metrics import brier
+from demur.metrics import Prediction, accuracy, brier, nll
 from demur.networks import mlp
-from demur.posterior import Gaussian, load, save
+from demur.posterior import Gaussian, Point, Tuning
+from demur.posterior_file import load, save
 from demur.predictive import predict
-from demur.tasks.base import Recipe
+from demur.tasks.base import Fixed, Recipe, Split, Task
 from tests.conftest import make_task
 from tests.test_posterior import Normed
 
@@ -26,7 +28,8 @@ NETWORKS = {"plain": partial(mlp, inputs=4, hidden=(8,)), "batch norm": Normed}
 
 @pytest.fixture(autouse=True)
 def _grids_may_end() -> None:
-    warnings.filterwarnings("ignore", "the best prior precision")  # two epochs on 96 points promise nothing
+    for message in ("the best prior precision", "every prior precision"):  # two epochs on 96 points promise nothing
+        warnings.filterwarnings("ignore", message)
 
 
 @pytest.mark.parametrize("network_name", NETWORKS)
@@ -136,28 +139,69 @@ def test_laplace_over_the_head_leaves_the_trunk_alone(task, network, recipe):
     assert gaussian.over_head
 
 
-def test_the_tuned_prior_costs_no_more_than_the_slack(task, network):
+@pytest.mark.parametrize("criterion", ["nll", "brier"])
+def test_the_tuned_prior_costs_no_more_than_the_slack(task, network, criterion):
     recipe = Recipe(epochs=20, batch_size=32, lr=1e-2)
     likelihood = none_class(3)
-    laplace = Laplace(slack=0.02, grid=(1.0, 10.0, 100.0, 1e3, 1e4, 1e6))
+    laplace = Laplace(slack=0.02, criterion=criterion, grid=(1.0, 10.0, 100.0, 1e3, 1e4, 1e6))
     point = MAP().fit(network, likelihood, task, recipe)
     fisher = laplace.fisher(point.network, likelihood, task, recipe.seed)
+    metric = {"nll": nll, "brier": brier}[criterion]
 
-    def score(precision: float) -> float:
+    def tried(precision: float) -> Prediction:
         variance = {name: 1 / (value + precision) for name, value in fisher.items()}
         posterior = Gaussian(point.network, variance, laplace.tuning_draws, recipe.seed)
-        return brier(predict(posterior, likelihood, task.validation.x), task.validation.y)
+        return predict(posterior, likelihood, task.validation.x)
 
-    scores = {precision: score(precision) for precision in laplace.grid}
-    expected = min(p for p, s in scores.items() if s <= 1.02 * min(scores.values()))
+    y, at_map = task.validation.y, predict(point, likelihood, task.validation.x)
+    trials = {precision: tried(precision) for precision in laplace.grid}
+    if criterion == "nll":
+        trials = {p: made for p, made in trials.items() if accuracy(made, y) >= accuracy(at_map, y) - 0.005}
+    scores = {precision: metric(made, y) for precision, made in trials.items()}
+    best = min(*scores.values(), *([nll(at_map, y)] if criterion == "nll" else []))
+    expected = min(p for p, s in scores.items() if s <= 1.02 * best)
     chosen = laplace.fit(network, likelihood, task, recipe, [point])
     torch.testing.assert_close(1 / chosen.variance["head.bias"], fisher["head.bias"] + expected)
+    assert chosen.tuning.chosen == expected
+    assert chosen.tuning.at_map == (nll(at_map, y), accuracy(at_map, y))
+    for precision, by_nll, right in chosen.tuning.rows:
+        assert (by_nll, right) == (nll(tried(precision), y), accuracy(tried(precision), y))
 
 
-def test_an_optimum_at_the_edge_is_told(task, network, recipe):
-    warnings.simplefilter("always")
-    with pytest.warns(UserWarning, match="edge of the grid"):
-        Laplace(grid=(0.01, 0.1, 1.0)).fit(network, plain(3), task, replace(recipe, epochs=20))
+def test_tuning_never_ruins_a_network():
+    """A network that is always right, but thinks of all inputs that they are likely none of the classes.
+
+    Doubt takes mass off "none", which both Brier score and likelihood reward, and makes the answers a matter of chance.
+    """
+    classes, x = 8, torch.eye(8).repeat(4, 1)
+    split = Split(x, torch.arange(8).repeat(4))
+    task = Task("corners", tuple("abcdefgh"), split, split, split, Fixed(torch.zeros(4, 8)), {})
+    network = nn.Sequential(nn.Linear(classes, classes + 1))
+    with torch.no_grad():
+        network[0].weight.copy_(torch.eye(classes + 1, classes))
+        network[0].bias.copy_(torch.tensor([0.0] * classes + [4.0]))
+    point, likelihood = Point(network.eval()), none_class(classes)
+
+    def right(**settings: Any) -> tuple[float, Tuning]:
+        laplace = Laplace(estimator="exact", num_draws=200, tuning_draws=200, **settings)
+        posterior = laplace.fit(lambda _: network, likelihood, task, Recipe(), [point])
+        return accuracy(predict(posterior, likelihood, x), split.y), posterior.tuning
+
+    assert right(criterion="brier")[0] < 0.6
+    found, tuning = right()
+    assert found == 1
+    by_precision = {precision: (likely, share) for precision, likely, share in tuning.rows}
+    assert by_precision[tuning.chosen][1] == tuning.at_map[1] == 1
+    assert min(likely for likely, _ in by_precision.values()) < by_precision[tuning.chosen][0]
+
+
+def test_no_precision_of_the_grid_will_do(task, network, recipe):
+    with pytest.warns(UserWarning, match=r"every prior precision .* \(0.01 to 1\) makes the network worse, so .* NLL"):
+        posterior = Laplace(grid=(0.01, 0.1, 1.0)).fit(network, plain(3), task, replace(recipe, epochs=20))
+    assert posterior.tuning.chosen > 1
+    _, found, right = next(row for row in posterior.tuning.rows if row[0] == posterior.tuning.chosen)
+    assert found <= 1.01 * posterior.tuning.at_map[0]
+    assert right >= posterior.tuning.at_map[1] - 0.005
 
 
 def test_methods_over_the_head_say_what_a_network_must_have(task, recipe):

@@ -9,10 +9,10 @@ import demur
 
 PACKAGE = Path(demur.__file__).parent
 LEVELS = (
-    ("names", "streams"),
+    ("files", "names", "provenance", "streams"),
     ("checkpoint", "likelihoods", "networks", "tasks", "posterior", "metrics"),
-    ("training", "predictive", "model_file", "inputs", "sharpness"),
-    ("inference",),
+    ("training", "predictive", "posterior_file", "inputs", "sharpness"),
+    ("inference", "model_file"),
     ("method",),
     ("classifier", "study"),
     ("report", "audit", "bench", "export"),

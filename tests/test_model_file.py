@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 import demur
 from demur import model_file
@@ -56,7 +58,7 @@ def test_moved_and_read_by_another_process_it_answers_alike(model, tmp_path, nam
     assert (loaded.decide(X) == model.decide(X)).all()
     assert loaded.classes_.dtype == model.classes_.dtype
     assert loaded.n_features_in_ == 3
-    assert (loaded.thresholds_, loaded.preprocessing_) == (model.thresholds_, model.preprocessing_)
+    assert (loaded.decision_, loaded.preprocessing_) == (model.decision_, model.preprocessing_)
     assert (loaded.likelihood_, loaded.report_) == (model.likelihood_, model.report_)
 
 
@@ -139,10 +141,11 @@ def rewritten(folder: Path, change: Callable[[dict], None]) -> None:
     """Changed by someone who knows how to make the hashes right."""
     saved = json.loads((folder / MODEL).read_text())
     change(saved)
-    content = json.dumps(saved).encode()
-    (folder / MODEL).write_bytes(content)
+    (folder / MODEL).write_text(json.dumps(saved))
     manifest = json.loads((folder / MANIFEST).read_text())
-    manifest["parts"][MODEL] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    for part in PARTS:
+        content = (folder / part).read_bytes()
+        manifest["parts"][part] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     (folder / MANIFEST).write_text(json.dumps(manifest))
 
 
@@ -158,7 +161,7 @@ def rewritten(folder: Path, change: Callable[[dict], None]) -> None:
         lambda saved: saved["likelihood"].update(num_classes=7),
         lambda saved: saved["likelihood"]["inside"].update(name="Popen"),
         lambda saved: saved["preprocessing"].update(kind="pickled"),
-        lambda saved: saved.pop("thresholds"),
+        lambda saved: saved.pop("decision"),
         lambda saved: saved.update(parameters=[]),
         lambda saved: saved["parameters"].update(extra=1),
     ],
@@ -171,10 +174,10 @@ def test_only_what_is_known_is_built(folder, change):
 
 def test_versions(folder, monkeypatch):
     monkeypatch.setattr(model_file, "FORMAT", (1, 3))
-    demur.load_model(folder)  # written as 1.0
-    for other in ((1, -1), (2, 0), (0, 9)):
+    demur.load_model(folder)  # written as 1.1
+    for other in ((1, 0), (2, 0), (0, 9)):
         monkeypatch.setattr(model_file, "FORMAT", other)
-        with pytest.raises(ValueError, match=r"has format 1\.0, this demur reads"):
+        with pytest.raises(ValueError, match=r"has format 1\.1, this demur reads"):
             demur.load_model(folder)
 
 
@@ -203,14 +206,163 @@ def test_a_save_that_fails_leaves_the_old_model(model, tmp_path, monkeypatch, na
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_a_folder_of_something_else_is_not_replaced(model, tmp_path):
+def test_a_swap_that_fails_brings_the_old_model_back(model, tmp_path, monkeypatch):
+    model.save(tmp_path / "model")
+    replace_ = model_file.os.replace
+
+    def interrupted(source, target):
+        if Path(source).name == "new":
+            raise KeyboardInterrupt
+        replace_(source, target)
+
+    monkeypatch.setattr(model_file.os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.save(tmp_path / "model")
+    assert (demur.load_model(tmp_path / "model", device="cpu").predict_proba(X) == model.predict_proba(X)).all()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_nothing_but_a_model_is_replaced(model, tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "one.png").touch()
-    with pytest.raises(ValueError, match="folder of something else"):
-        model.save(tmp_path / "photos")
-    assert (tmp_path / "photos" / "one.png").exists()
-    for name in ("notes.csv", "notes.demur"):
-        (tmp_path / name).write_text("mine")
-        with pytest.raises(ValueError, match="no model"):
+    model.save(tmp_path / "with thesis")
+    (tmp_path / "with thesis" / "thesis.tex").write_text("ten years")
+    (tmp_path / "other").mkdir()
+    for name in (MANIFEST, *PARTS):
+        (tmp_path / "other" / name).write_text('{"name": "a web app"}')  # a manifest of another kind
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / MANIFEST).write_text("{}")
+    (tmp_path / "notes.csv").write_text("mine")
+    (tmp_path / "notes.demur").write_text("mine")
+    with zipfile.ZipFile(tmp_path / "zip.demur", "w") as archive:
+        archive.writestr("holiday.jpg", "mine")
+    (tmp_path / "link").symlink_to(tmp_path / "photos")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for name in (
+        "photos",
+        "with thesis",
+        "other",
+        "web",
+        "notes.csv",
+        "notes.demur",
+        "zip.demur",
+        "link",
+        "photos/one.png/x",
+    ):
+        with pytest.raises(ValueError, match=r"folder of something else|no model|no folder"):
             model.save(tmp_path / name)
-        assert (tmp_path / name).read_text() == "mine"
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_link_to_a_model_stays_a_link(model, tmp_path):
+    model.save(tmp_path / "model")
+    (tmp_path / "latest").symlink_to(tmp_path / "model")
+    model.save(tmp_path / "latest")
+    assert (tmp_path / "latest").is_symlink()
+    assert (demur.load_model(tmp_path / "model", device="cpu").predict_proba(X) == model.predict_proba(X)).all()
+
+
+def test_models_of_earlier_versions_answer_as_they_did():
+    folder = Path(__file__).parent / "data"
+    saved = json.loads((folder / "model-1.0.json").read_text("utf-8"))
+    for name, expected in saved["answers"].items():
+        answers = demur.load_model(folder / name, device="cpu").predict_all(np.array(saved["x"]))
+        assert answers.decision.tolist() == expected["decision"]
+        np.testing.assert_allclose(answers.probability, expected["probability"], rtol=1e-6)
+        np.testing.assert_allclose(answers.outlier_score, expected["outlier_score"], rtol=1e-6)
+
+
+# what a file asks for -------------------------------------------------------------------------------------------------
+
+
+def network(name: str, **arguments) -> Callable[[dict], None]:
+    return lambda saved: saved["network"].update(name=name, arguments=arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (network("wide_resnet", depth=1_200_004), "depth 1200004 is not a number from 0 to 1000"),
+        (network("gru", layers=10**6), "layers 1000000 is not"),
+        (network("mlp", inputs=3, hidden=[1] * 100_000), "hidden has 100000 entries"),
+        (network("mlp", inputs=10**12), "inputs 1000000000000 is not"),
+        (network("mlp", inputs="3"), "inputs '3' is not a number"),
+        (network("mlp", inputs=True), "inputs True is not a number"),
+        (lambda saved: saved["classes"].update(dtype="<U500000000"), None),
+        (lambda saved: saved["classes"].update(dtype="<M8[D]"), "dtype datetime64"),
+        (lambda saved: saved["classes"].update(dtype="V1000000000"), "dtype .V"),
+        (lambda saved: saved["decision"].update(accept=[0.1, 0.2, 0.3]), "as many|3 limits"),
+        (lambda saved: saved["decision"].update(accept=[float("inf")], unknown=[None]), "accept is not what"),
+        (lambda saved: saved["decision"].update(keep="0.95"), "keep is not what"),
+    ],
+)
+def test_what_a_file_may_ask_for_is_bounded(folder, change, why):
+    """Nothing is built or allocated first: each would take minutes, or all memory."""
+    rewritten(folder, change)
+    if why is None:  # strings take the room that they need
+        assert demur.load_model(folder).classes_.dtype.itemsize < 100
+        return
+    with pytest.raises(ValueError, match=why):
+        demur.load_model(folder)
+
+
+def reposted(folder: Path, change: Callable[[dict, dict], None]) -> None:
+    """The posterior's header and tensors changed, and the manifest's hashes with them."""
+    with safe_open(folder / POSTERIOR, "pt") as file:
+        header = json.loads(file.metadata()["demur"])
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    change(header["posterior"], tensors)
+    save_file(tensors, folder / POSTERIOR, metadata={"demur": json.dumps(header)})
+    rewritten(folder, lambda saved: None)
+
+
+def nested(header: dict, tensors: dict) -> None:
+    inner = dict(header)
+    for _ in range(20):
+        inner = {"kind": "mixture", "parts": [inner]}
+    header.clear()
+    header.update(inner)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda h, t: h["settings"].update(num_draws=10**12), "num_draws 1000000000000 is not a whole number"),
+        (lambda h, t: h["settings"].update(num_draws=2.5), "num_draws 2.5"),
+        (lambda h, t: h["settings"].update(num_draws=0), "num_draws 0"),
+        (lambda h, t: h["settings"].update(seed="0"), "seed '0'"),
+        (lambda h, t: h["settings"].update(over_head=1), "over_head 1"),
+        (lambda h, t: h["settings"].update(over_head=True), "over the head"),
+        (lambda h, t: h["settings"].update(more=1), "settings are others"),
+        (lambda h, t: h.update(kind="pickle"), "'pickle' is no kind"),
+        (lambda h, t: h.update(kind="point"), "a point has variances"),
+        (lambda h, t: h.update(kind="mixture", parts=[]), "a mixture has no parts"),
+        (lambda h, t: h.update(kind="mixture", parts=[{"kind": "point"}] * 10**5), "0/ has no weights"),
+        (nested, "too many within each other"),
+        (lambda h, t: t["variance/head.bias"].mul_(-1), "variance of head.bias is negative"),
+        (lambda h, t: t["variance/head.bias"].fill_(float("nan")), "NaN or infinite"),
+        (
+            lambda h, t: t.update({"variance/head.bias": torch.ones(1)}),
+            r"head.bias has shape \(1,\), the parameter \(3,\)",
+        ),
+        (lambda h, t: t.pop("variance/head.bias"), "a variance is missing"),
+        (lambda h, t: [t.pop(key) for key in list(t) if key.startswith("variance/")], "variance is empty"),
+        (lambda h, t: t.update({"variance/head.more": torch.ones(3)}), "head.more has shape"),
+        (lambda h, t: t.update({"mean/head.bias": torch.ones(3, dtype=torch.int64)}), "dtype I64"),
+        (lambda h, t: t.update({"mean/head.bias": torch.ones(4)}), "head.bias"),
+        (lambda h, t: t.update({"elsewhere": torch.ones(4)}), "elsewhere belongs to no network"),
+        (lambda h, t: h.update(tuning={"chosen": "1", "rows": [], "at_map": [0, 0]}), "tuning has something else"),
+        (lambda h, t: h.update(tuning={"chosen": 1, "rows": [[1]], "at_map": [0, 0]}), "tuning is no table"),
+    ],
+)
+def test_crafted_posteriors_are_refused(folder, change, why):
+    reposted(folder, change)
+    with pytest.raises(ValueError, match=why):
+        demur.load_model(folder)
+
+
+def test_an_untouched_posterior_passes_and_keeps_how_it_was_tuned(tmp_path):
+    model = demur.Classifier("la+nc", partial(mlp, inputs=3, hidden=(4,)), epochs=2, device="cpu").fit(X, Y)
+    model.save(tmp_path / "model")
+    reposted(tmp_path / "model", lambda header, tensors: None)
+    assert demur.load_model(tmp_path / "model", device="cpu").posterior_.tuning == model.posterior_.tuning != None  # noqa: E711

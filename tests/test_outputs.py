@@ -164,8 +164,8 @@ def test_an_evaluation_replaces_its_own_report_and_nothing_else(fitted, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["fit", "test.csv", "-o", "mine.demur"], "is there already and is no model"),
-        (["fit", "test.csv", "-o", "own"], "is there already and is no model"),
+        (["fit", "test.csv", "-o", "mine.demur"], "is a file that is no model"),
+        (["fit", "test.csv", "-o", "own"], "is a folder of something else"),
         (["fit", "test.csv", "-o", "x" * 300], "File name too long"),
         (["fit", "test.csv", "-o", "new", "--checkpoint", "new/kept"], "is where the model is to be"),
         (["fit", "test.csv", "-o", "new", "--checkpoint", "test.csv"], "is no folder"),

@@ -12,7 +12,8 @@ from torch import nn
 from demur.likelihoods import none_class, plain
 from demur.metrics import entropy, spread
 from demur.networks import lenet, mlp
-from demur.posterior import Gaussian, Mixture, Point, load, save
+from demur.posterior import Gaussian, Mixture, Point
+from demur.posterior_file import load, save
 from demur.predictive import BLOCK, predict
 
 
@@ -150,13 +151,40 @@ def _bad_files(folder):
     save_file({"a": torch.zeros(1)}, folder / "newer", metadata={"demur": json.dumps(header)})
     save_file({"a": torch.zeros(1)}, folder / "odd", metadata={"demur": "[]"})
     save(make("point", partial(mlp, 5, inputs=4, hidden=(8,))), folder / "other head")
-    return ["empty", "truncated", "text", "pickle", "foreign", "newer", "odd", "other head", "absent", "."]
+    damaged = "is not a posterior saved by demur, or it is damaged"
+    return {
+        **dict.fromkeys(("empty", "truncated", "text", "pickle", "odd", "."), damaged),
+        "foreign": rf"{damaged} \('demur'\)",
+        "newer": "has format 99, this demur reads 1",
+        "other head": r"head\.\w+ is \(5.*\) in the saved posterior, \(4.*\) in the network; pass the network",
+        "absent": "does not exist; fit one",
+    }
 
 
 def test_damaged_and_foreign_files_are_refused(tmp_path):
-    for name in _bad_files(tmp_path):
-        with pytest.raises(ValueError, match=r"posterior|format|fitted"):
+    for name, why in _bad_files(tmp_path).items():
+        with pytest.raises(ValueError, match=why):
             load(tmp_path / name, partial(mlp, 4, inputs=4, hidden=(8,)))
+
+
+def test_variances_must_go_with_the_network():
+    network = SMALL().eval()
+    good = {"head.weight": torch.ones(4, 8), "head.bias": torch.ones(4)}
+    Gaussian(network, good, over_head=True)
+    for change, why in (
+        ({"head.bias": -torch.ones(4)}, "head.bias is negative"),
+        ({"head.bias": torch.full((4,), torch.inf)}, "infinite"),
+        ({"head.bias": torch.ones(1)}, r"shape \(1,\), the parameter \(4,\)"),
+        ({"tail.bias": torch.ones(4)}, "the parameter is absent"),
+        ({"features.1.bias": torch.ones(8)}, "over the head it must have"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            Gaussian(network, good | change, over_head=True)
+    with pytest.raises(ValueError, match="variance is empty"):
+        Gaussian(network, {})
+    for draws in (0, -1, 2.5, True, 10**6):
+        with pytest.raises(ValueError, match="num_draws"):
+            Gaussian(network, good, num_draws=draws)
 
 
 def test_a_draw_too_many_is_refused(x):

@@ -78,6 +78,7 @@ def make_result(
         sets = {VALIDATION: predict(sure, classes, none, seed, y), PRINTED: predict(3.0, classes, none, seed)}
         further["validation"] = Predicted(y, sets)
     record = {
+        "fit": {"recipe": {"epochs": 1}},
         "notes": {"tiny": "stands in for large"},
         "missing": list(missing),
         "seconds": {"fit": 12.25, "predict": 1.5},
@@ -483,6 +484,51 @@ def test_of_another_network_nothing_stays(tmp_path: Path):
     (one,) = gather([old, new])
     assert one.cell.further == "validation"
     assert [one] == gather([new])
+
+
+def of_data(method: str, data: dict[str, str] | None, seed: int = 0) -> Result:
+    result = make_result(Cell("cifar10", method, seed))
+    return result if data is None else replace(result, record={**result.record, "data": data})
+
+
+ALL = {TEST: "a", **{f"ood/{name}": "a" for name in (*OOD_SETS["cifar10"], "far_away")}}
+
+
+def remarks_on_data(*results: Result, runs: Path) -> dict[str, list[str]]:
+    """By the name of the table, the same from runs and from stored tables."""
+    cells = gather([write_runs(list(results), runs)])
+    write_report(cells, runs / "out")
+    found, again = (
+        {table.name: [said for said in table.remarks if "the same data" in said] for table in tables(some)}
+        for some in (cells, gather([runs / "out"]))
+    )
+    assert found == again
+    return found
+
+
+def test_a_table_says_which_rows_were_measured_on_other_data(tmp_path: Path):
+    """`la` on another SVHN, and `vb` from when nothing of the kind was recorded."""
+    same = [of_data(method, ALL) for method in ("map", "de")]
+    said = remarks_on_data(*same, of_data("la", {**ALL, "ood/svhn": "b"}), of_data("vb", None), runs=tmp_path / "runs")
+    others = "test, lsun_classroom, cifar100, fashion_mnist_rgb, uniform, smooth"
+    assert said["fpr95-cifar10"] == [
+        f"cifar10, {others}: not known to be the same data in all rows: map, de, la; vb (not recorded)",
+        "cifar10, svhn: not known to be the same data in all rows: map, de; vb (not recorded); la",
+    ]
+    assert said["acc_ece-accuracy"] == [
+        "cifar10, test: not known to be the same data in all rows: map, de, la; vb (not recorded)"
+    ]
+
+
+def test_so_it_does_of_seeds_whose_mean_it_shows(tmp_path: Path):
+    said = remarks_on_data(of_data("map", ALL), of_data("map", {**ALL, "ood/svhn": "b"}, 1), runs=tmp_path / "runs")
+    assert said["fpr95-cifar10"] == ["cifar10, svhn: not known to be the same data in all rows: map; map"]
+
+
+def test_where_all_rows_have_the_same_data_or_none_says_which_nothing_is_said(tmp_path: Path):
+    for name, data in (("recorded", ALL), ("not", None)):
+        said = remarks_on_data(of_data("map", data), of_data("la", data), runs=tmp_path / name)
+        assert not any(said.values())
 
 
 def test_tables_of_different_cells_are_refused(tmp_path: Path):

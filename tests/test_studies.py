@@ -15,8 +15,9 @@ from demur.inference import Laplace
 from demur.likelihoods import plain, soft_labels
 from demur.networks import mlp
 from demur.report.measured import measure
+from demur.study.cells import Place, parts_of, run_cell
 from demur.study.conventions import Data, Fit, TunedOnTrainingData, resolve
-from demur.study.engine import Place, parts_of, results_of, run_cell
+from demur.study.engine import results_of
 from demur.study.further import (
     HALF_WIDTHS,
     LETTERS,

@@ -1,14 +1,17 @@
 """A study: cells that share networks, that are made once, and that survive being killed."""
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -16,12 +19,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from demur.files import LOCK
 from demur.likelihoods import none_class
 from demur.metrics import brier
 from demur.networks import mlp
+from demur.posterior import Mixture
+from demur.provenance import code, digest
+from demur.study import cells as making
 from demur.study import engine, grid
+from demur.study.cells import Place, load_data, networks_of, run_cell
 from demur.study.conventions import Data, none_class_averaged_together, resolve
-from demur.study.engine import LOG, Place, load_data, networks_of, plan, results_of, run_cell, run_cells
+from demur.study.engine import LOG, plan, results_of, run_cells
+from demur.study.further import plane
 from demur.study.grid import BY_DEFAULT, CONVENTIONS, PAPER_ROWS, STUDIES, Cell, Setting, select
 from demur.study.processes import Crew, processes
 from demur.study.results import PREDICTIONS, folder_name, pack, read_results, unpack
@@ -237,39 +246,109 @@ def test_packed_and_unpacked_predictions_are_the_same(place: Place, tmp_path: Pa
 
 
 STUDY = """
-import sys, torch
+import os, signal, sys, torch
 torch.set_num_threads(1)
 from pathlib import Path
 from demur import checkpoint
-from demur.study.engine import Place, run_cells
+from demur.study.cells import Place
+from demur.study.engine import run_cells
 from demur.study.grid import Cell
 from demur.tasks import Store
+from demur.training import observed
+runs, dies_after, told = Path(sys.argv[1]), int(sys.argv[2]), []
+
+def tell(report):
+    told.append(report.epoch)
+    if len(told) == 1:
+        print(report.epoch, flush=True)
+    if len(told) == dies_after:
+        os.kill(os.getpid(), signal.SIGKILL)
+
 checkpoint.SECONDS_BETWEEN = 0.0
 cells = [Cell("digits", method, epochs=40) for method in ("map", "la+nc", "csghmc+nc")]
-sys.exit(len(run_cells(cells, Place(Path(sys.argv[1]), Store(Path("nowhere"))), lambda *_: None)))
+with observed(tell):
+    sys.exit(len(run_cells(cells, Place(runs, Store(Path("nowhere"))), lambda *_: None)))
 """
 
 
-def test_killed_three_times_it_ends_with_the_same_bytes(tmp_path: Path):
-    def start(runs: Path) -> subprocess.Popen:
-        return subprocess.Popen([sys.executable, "-c", STUDY, str(runs)], stderr=subprocess.DEVNULL)
+def test_killed_three_times_it_goes_on_where_it_was_and_ends_with_the_same_bytes(tmp_path: Path):
+    """Once in each network of 40 epochs: in the 10th of `map`, the 9th of `map+nc` and the 20th of `csghmc+nc`."""
 
-    for seconds in (3.0, 4.0, 5.0):
-        process = start(tmp_path / "killed")
-        time.sleep(seconds)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-    assert start(tmp_path / "killed").wait() == 0
-    assert start(tmp_path / "whole").wait() == 0
-    ours, theirs = (sorted((tmp_path / name).glob(f"*/{PREDICTIONS}")) for name in ("killed", "whole"))
-    assert [path.parent.name for path in ours] == [path.parent.name for path in theirs]
+    def first_epoch(runs: Path, dies_after: int = 0) -> int:
+        command = [sys.executable, "-c", STUDY, str(runs), str(dies_after)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+        assert done.returncode == (-signal.SIGKILL if dies_after else 0)
+        return int(done.stdout)
+
+    deaths = (10, 31 + 9, 32 + 20, 0)  # after so many epochs of any network
+    assert [first_epoch(tmp_path / "killed", each) for each in deaths] == [1, 10, 9, 20]
+    assert first_epoch(tmp_path / "whole") == 1
+    ours, theirs = (bytes_of_predictions(tmp_path / name) for name in ("killed", "whole"))
     assert len(ours) == 3
-    for a, b in zip(ours, theirs, strict=True):
-        assert a.read_bytes() == b.read_bytes()
+    assert ours == theirs
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether another could not enter now."""
+    with open(folder / LOCK, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def test_whoever_fits_predicts_or_writes_has_the_folder_for_itself(place: Place, monkeypatch: pytest.MonkeyPatch):
+    cell, asked = Cell("blobs", "map", epochs=1, limit=200, further="plane"), []
+    folder = place.folder(cell)
+
+    def watched(name: str) -> None:
+        real = getattr(making, name)
+
+        def call(*arguments: object) -> object:
+            asked.append(name)
+            assert is_locked(folder)
+            return real(*arguments)
+
+        monkeypatch.setattr(making, name, call)
+
+    steps = ("seconds_in", "save", "predict", "write_result", "write_further", "write_record")
+    for name in steps:
+        watched(name)
+    run_cell(cell, place)
+    run_cell(replace(cell, convention="published"), place)  # the same network: it is added to the record
+    assert set(asked) == set(steps)
+    assert not is_locked(folder)
+
+
+def test_two_who_want_the_same_cell_fit_it_once(place: Place, monkeypatch: pytest.MonkeyPatch):
+    """The second comes while the first is fitting, and waits."""
+    cell, fits, second_is_here = quick("map")[0], [], threading.Event()
+    real = making.locked
+
+    def locked(folder: Path) -> AbstractContextManager[None]:
+        if threading.current_thread() is second:
+            second_is_here.set()
+        return real(folder)
+
+    def seconds_in(path: Path) -> float:
+        fits.append(threading.current_thread())
+        if len(fits) == 1:
+            second.start()
+            assert second_is_here.wait(60)
+        return 0.0
+
+    second = threading.Thread(target=run_cell, args=(cell, place))
+    monkeypatch.setattr(making, "locked", locked)
+    monkeypatch.setattr(making, "seconds_in", seconds_in)
+    run_cell(cell, place)
+    second.join()
+    assert fits == [threading.current_thread()]
+    assert len(results_of([cell], place)) == 1
 
 
 def test_seconds_before_a_stop_are_in_the_record(place: Place, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(engine, "seconds_in", lambda path: 1_000.0)
+    monkeypatch.setattr(making, "seconds_in", lambda path: 1_000.0)
     record = json.loads((run_cell(quick("map")[0], place) / "cell.json").read_text())
     assert 1_000 < record["seconds"]["fit"] < 1_100
 
@@ -291,6 +370,54 @@ def test_the_record_says_how_it_was_made(place: Place):
     assert record["fit"]["recipe"]["epochs"] == 1
     assert record["threads"] == torch.get_num_threads()
     assert {"torch", "python", "demur"} == set(record["versions"])
+    assert {"commit": record["commit"], "source": record["source"]} == code()
+    assert len(record["source"]) == 64
+
+
+def test_the_record_holds_the_hashes_of_its_data(place: Place, monkeypatch: pytest.MonkeyPatch):
+    plain, exposed = (json.loads((run_cell(cell, place) / "cell.json").read_text()) for cell in quick("map", "la+nc"))
+    task = load_data(Data("digits", limit=200), NOWHERE, "cpu")
+    sets = {"train": task.train, "validation": task.validation, "outliers": task.outliers, "test": task.test}
+    sets |= {f"ood/{name}": x for name, x in task.ood_test.items()}
+    assert exposed["data"] == {name: digest(value) for name, value in sets.items()}
+    assert plain["data"] == {name: value for name, value in exposed["data"].items() if name != "outliers"}
+    toy = json.loads((run_cell(Cell("blobs", "map", epochs=1, further="plane"), place) / "cell.json").read_text())
+    assert toy["data"]["plane"] == digest(plane(Data("blobs"), NOWHERE))
+    # what an older network was fitted with is not known
+    folder = run_cell(quick("vb")[0], place)
+    posterior = making.read_about
+    monkeypatch.setattr(making, "read_about", lambda path: {k: v for k, v in posterior(path).items() if k != "data"})
+    (folder / "cell.json").unlink()
+    run_cell(quick("vb")[0], place)
+    data = json.loads((folder / "cell.json").read_text())["data"]
+    assert set(data) == {"test", *(name for name in sets if name.startswith("ood/"))}
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """As Laplace records it."""
+
+    chosen: float
+    rows: tuple[tuple[float, float, float], ...] = ((1.0, 0.3, 0.9), (10.0, 0.2, 0.95))
+    at_map: tuple[float, float] = (0.25, 0.94)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    tuning: Tuning | None
+
+
+def test_how_a_prior_was_tuned_is_told_of_every_part():
+    one = {"chosen": 10.0, "rows": ((1.0, 0.3, 0.9), (10.0, 0.2, 0.95)), "at_map": (0.25, 0.94)}
+    assert making.tuning_of(Tuned(Tuning(10.0))) == one
+    assert making.chosen_in(one) == 10.0
+    mixture = Mixture.__new__(Mixture)
+    object.__setattr__(mixture, "parts", (Tuned(Tuning(10.0)), Tuned(None)))
+    assert making.tuning_of(mixture) == [one, None]
+    assert making.chosen_in([one, None]) == [10.0, None]
+    object.__setattr__(mixture, "parts", (Tuned(None), Tuned(None)))
+    assert making.tuning_of(mixture) is None
+    assert making.chosen_in(None) is None
 
 
 def test_the_command_says_what_it_does_and_its_exit_code_what_failed(tmp_path: Path):

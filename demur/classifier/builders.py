@@ -64,7 +64,19 @@ def described(network: Network) -> dict[str, Any] | None:
     return {"name": names[0], "arguments": dict(network.keywords)} if names else None
 
 
+MOST_LAYERS, MOST_UNITS = 1_000, 2**24
+COUNTS_LAYERS = ("depth", "layers")  # arguments that say how many layers are built
+
+
 def from_description(saved: Mapping[str, Any]) -> Network:
+    """What a model file names, if it is of a size that can be built."""
+    for name, value in saved["arguments"].items():
+        most = MOST_LAYERS if name in COUNTS_LAYERS else MOST_UNITS
+        if isinstance(value, list) and len(value) > MOST_LAYERS:
+            raise ValueError(f"the network's {name} has {len(value)} entries; at most {MOST_LAYERS} are built")
+        for number in value if isinstance(value, list) else [value]:
+            if type(number) not in (int, float) or not 0 <= number <= most:
+                raise ValueError(f"the network's {name} {number!r} is not a number from 0 to {most}; save it anew")
     return partial(choose(BUILDERS, saved["name"], "network"), **saved["arguments"])
 
 

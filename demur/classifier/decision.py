@@ -1,27 +1,39 @@
-"""Label, "unsure" or "unknown": one score, one threshold, and one question to those that are refused.
+"""Label, "unsure" or "unknown": one score and two limits, so that the answers never contradict each other.
 
-The threshold is a conformal quantile of the scores of n inliers that nothing was fitted or tuned with: the k-th
-smallest, k = ceil((n + 1) keep). Whatever the network, a fresh inlier from the same source is kept with probability at
-least `keep` (over the draw of those n and of itself), and at most keep + 1 / (n + 1) where scores have no ties. One
+A score up to the first limit is accepted and gets its label; up to the second it is "unsure", beyond it "unknown".
+
+The first limit is a conformal quantile of the scores of n inliers that nothing was fitted or tuned with: the k-th
+smallest, k = ceil((n + 1) keep). Whatever the network, a fresh inlier from the same source is accepted with probability
+at least `keep` (over the draw of those n and of itself), and at most keep + 1 / (n + 1) where scores have no ties. One
 input of every class is always trained with; where most classes have few, inliers are thus not quite drawn alike.
+
+The second is where the score itself changes sides: "none" becomes more probable than the best class, or the entropy
+comes nearer to that of all classes at once than to that of one. Where inliers themselves lie beyond that point, so that
+the first limit does, too, it says nothing any more; then the second is the conformal quantile that all but a fifth of
+the abstained inliers stay below, and if there are too few inliers for it, no input is called "unknown".
+
+Limits can be had for each class, by the class that an input would be given: each keeps the promise for its own inputs.
 """
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from demur.likelihoods import Likelihood
-from demur.metrics import SCORES, Array, Prediction, entropy_score
+from demur.metrics import SCORES, Array, Prediction
 from demur.names import choose
 
 UNSURE, UNKNOWN = "unsure", "unknown"
+REST = 5  # one in so many inliers that are abstained on may be called unknown, where calibration has to say so
 
 
 def default_score(likelihood: Likelihood) -> str:
-    """Measured to refuse the most outliers (docs/first-ten-minutes.md)."""
+    """Measured to abstain on the most outliers (docs/first-ten-minutes.md)."""
     return "none_share" if likelihood.has_none_class else "entropy"
 
 
@@ -33,49 +45,114 @@ def score_of(prediction: Prediction, name: str) -> Array:
     return values
 
 
-def is_unknown(prediction: Prediction) -> NDArray[np.bool_]:
-    """Of what is refused: does it belong to no class (True), or to one of several (False)?
+def turning_point(score: str, num_classes: int) -> float | None:
+    """Where the score itself says that no class is as good an answer as none; None where it says no such thing."""
+    return {"none_share": 0.5, "entropy": 0.5 * math.log(num_classes)}.get(score)
 
-    With a none class: is "none" more probable than the best class? Without one: is the entropy nearer to that of all
-    classes at once, log K, than to that of one class, 0?
-    """
-    if prediction.none is not None:
-        return ~(prediction.none <= prediction.probs.amax(1)).numpy(force=True)
-    return entropy_score(prediction) > 0.5 * math.log(prediction.probs.shape[1])
+
+def class_probs(prediction: Prediction) -> Array:
+    """Probabilities of the classes given that it is one of them; rows sum to one."""
+    probs = prediction.probs.double()
+    total = probs.sum(1, keepdim=True)
+    # far from all data "none" has everything, to the last bit; then one class is as good as another
+    return torch.where(total > 0, probs / total, 1 / probs.shape[1]).numpy(force=True)
 
 
 @dataclass(frozen=True)
-class Thresholds:
-    """Refuse what scores above `refuse`; `keep` is the share of inliers that stays, calibrated on `count` of them."""
+class Decision:
+    """`accept` and `unknown` are the limits of the score: one each, or one for every class that may be answered.
+
+    `keep` is the fraction of inliers that is to be accepted, calibrated on `count` of them.
+    """
 
     score: str
-    refuse: float
+    accept: tuple[float, ...]
+    unknown: tuple[float | None, ...]  # None: nothing is called unknown
     keep: float
     count: int
 
+    def __post_init__(self) -> None:
+        if not self.accept or len(self.accept) != len(self.unknown):
+            raise ValueError(
+                f"{len(self.accept)} limits to accept and {len(self.unknown)} of the unknown must be as many"
+            )
+        for accept, unknown in zip(self.accept, self.unknown, strict=True):
+            if unknown is not None and not accept <= unknown:
+                raise ValueError(f"the limit of the unknown, {unknown}, lies below that of what is accepted, {accept}")
+
     @property
     def guaranteed(self) -> float:
-        """The least probability with which a fresh inlier is kept."""
+        """The least probability with which a fresh inlier is accepted."""
         return min(self.keep, self.count / (self.count + 1))
 
-    def refused(self, prediction: Prediction) -> NDArray[np.bool_]:
-        return ~(score_of(prediction, self.score) <= self.refuse)  # so that NaN is refused
+    def accepts(self, prediction: Prediction) -> NDArray[np.bool_]:
+        return score_of(prediction, self.score) <= self._limits(self.accept, prediction)  # so NaN is abstained on
+
+    def calls_unknown(self, prediction: Prediction) -> NDArray[np.bool_]:
+        """Of what is abstained on: does it belong to no class (True), or is it not sure which (False)?"""
+        limits = [math.inf if limit is None else limit for limit in self.unknown]
+        return ~self.accepts(prediction) & ~(score_of(prediction, self.score) <= self._limits(limits, prediction))
+
+    def answers(self, prediction: Prediction, classes: NDArray) -> NDArray:
+        """For each input its label, "unsure" or "unknown": (N,) of objects."""
+        answers = classes[class_probs(prediction).argmax(1)].astype(object)
+        answers[~self.accepts(prediction)] = UNSURE
+        answers[self.calls_unknown(prediction)] = UNKNOWN
+        return answers
+
+    def _limits(self, limits: Sequence[float], prediction: Prediction) -> Array:
+        every = np.asarray(limits, dtype=np.float64)
+        return every[class_probs(prediction).argmax(1)] if len(every) > 1 else every
 
 
-def calibrated(prediction: Prediction, score: str, keep: float) -> Thresholds:
-    """From the predictions of held-out inliers."""
-    scores = np.sort(score_of(prediction, score))
-    place = math.ceil(round((len(scores) + 1) * keep, 9))
-    thresholds = Thresholds(score, float(scores[min(place, len(scores)) - 1]), keep, len(scores))
-    if place > len(scores):
+def calibrated(prediction: Prediction, score: str, keep: float, by_class: bool = False) -> Decision:
+    """From the predictions of held-out inliers.
+
+    By class, one that is answered for too few of them has the limits of all.
+    """
+    scores, num_classes = score_of(prediction, score), prediction.probs.shape[1]
+    if ceiled((len(scores) + 1) * keep) > len(scores):
         warnings.warn(
             f"keep={keep} needs {least_count(keep)} inliers to calibrate with, and there are {len(scores)}: only "
-            f"{thresholds.guaranteed:.2f} is sure to be kept; give more data, or raise validation",
+            f"{len(scores) / (len(scores) + 1):.2f} is sure to be kept; give more data, or raise validation",
             stacklevel=3,
         )
-    return thresholds
+    groups = [scores]
+    if by_class:
+        answered = class_probs(prediction).argmax(1)
+        groups = [scores[answered == code] for code in range(num_classes)]
+        if few := [code for code, group in enumerate(groups) if len(group) < least_count(keep)]:
+            warnings.warn(
+                f"{len(few)} of {num_classes} classes are answered for fewer than {least_count(keep)} of the inliers "
+                f"that calibrate, which keep={keep} needs: they have the limits of all; give more data, or raise "
+                "validation",
+                stacklevel=3,
+            )
+            groups = [scores if code in few else group for code, group in enumerate(groups)]
+    limits = [_limits_of(np.sort(group), keep, turning_point(score, num_classes)) for group in groups]
+    accept, unknown = zip(*limits, strict=True)
+    return Decision(score, accept, unknown, keep, len(scores))
+
+
+def _limits_of(scores: Array, keep: float, turning: float | None) -> tuple[float, float | None]:
+    accept = conformal_quantile(scores, keep)
+    limit = scores[-1] if accept is None else accept
+    if turning is not None and limit < turning:
+        return float(limit), turning
+    return float(limit), conformal_quantile(scores, 1 - (1 - keep) / REST)
+
+
+def conformal_quantile(scores: Array, level: float) -> float | None:
+    """Of sorted scores: a fresh one lies at or below with probability `level` at least. None if they are too few."""
+    place = max(1, ceiled((len(scores) + 1) * level))
+    return float(scores[place - 1]) if place <= len(scores) else None
 
 
 def least_count(keep: float) -> int:
     """How many inliers the guarantee needs."""
-    return math.ceil(round(keep / (1 - keep), 9))
+    return ceiled(keep / (1 - keep))
+
+
+def ceiled(value: float) -> int:
+    """Rounded up, but not for the sake of a rounding error: (19 + 1) 0.95 is 19."""
+    return math.ceil(round(value, 9))

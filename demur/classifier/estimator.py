@@ -1,6 +1,5 @@
 """`Classifier`: fit, predict and decide on numpy, torch or pandas, by the same loop and average as everything else."""
 
-import math
 import warnings
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -14,24 +13,17 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import assert_all_finite, check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Tensor, nn
+from torch import Tensor
 
 import demur
 from demur.classifier import preprocessing as kinds
 from demur.classifier.builders import described, logits_of, wrapped
-from demur.classifier.decision import (
-    UNKNOWN,
-    UNSURE,
-    Thresholds,
-    calibrated,
-    default_score,
-    is_unknown,
-    least_count,
-    score_of,
-)
+from demur.classifier.decision import UNKNOWN, UNSURE, calibrated, class_probs, default_score, score_of
+from demur.classifier.fitting import divided, fitting_inference, held_out_outliers, measured, tuned_prior
 from demur.classifier.saved import (
     check_size,
     check_types,
+    decision_from_json,
     labels_from_json,
     labels_to_json,
     likelihood_from_json,
@@ -40,26 +32,23 @@ from demur.classifier.saved import (
     restored_network,
     telling_damage,
 )
-from demur.inference import Inference, Laplace
 from demur.method import Method, parse_method
-from demur.metrics import Array, Prediction, accuracy
+from demur.metrics import Array, Prediction
 from demur.model_file import read_model, write_model
 from demur.names import choose
 from demur.networks import Network
-from demur.posterior import load as load_posterior
+from demur.posterior_file import load as load_posterior
 from demur.predictive import predict
 from demur.streams import generator_for
 from demur.tasks.base import Fixed, OutlierSource, Recipe, Split, Task, check_finite
 from demur.tasks.made import LEVELLED, made_up
 from demur.tasks.outliers import Mixed
 
-TUNING = 19  # inliers that a prior can be tuned with, where there are few
-
 
 @dataclass(frozen=True)
 class Answers:
     """What there is to say of N inputs: a decision (a label, "unsure" or "unknown"), the most probable class whatever
-    the decision, its probability given that it is one of the classes, and the score that is refused by."""
+    the decision, its probability given that it is one of the classes, and the score that is abstained by."""
 
     decision: np.ndarray
     label: np.ndarray
@@ -75,11 +64,13 @@ class Classifier(ClassifierMixin, BaseEstimator):
     None for the one that goes with the kind of data. `kind` says what X is: `rows`, `pictures`, `texts`, or `ready` for
     arrays that the network takes as they are; `auto` looks at X. Of the inliers the share `validation`, at the least
     enough for the guarantee, is held out: half to tune a prior, half to calibrate the threshold that keeps the share
-    `keep`. None for `epochs`, `batch_size` and `lr` means what goes with the kind and the amount of data.
+    `keep`. With `by_class` every class has a threshold of its own, so that none is abstained on more often than the
+    others; it takes as many held-out inputs of each. None for `epochs`, `batch_size` and `lr` means what goes with the
+    kind and the amount of data.
 
-    After fit: `classes_`, `posterior_`, `likelihood_`, `preprocessing_`, `thresholds_`; `held_out_`, the rows of X that
-    were not trained with; `report_`, a dict of what was measured on them; for rows also `n_features_in_` and, from a
-    data frame, `feature_names_in_`.
+    After fit: `classes_`, `posterior_`, `likelihood_`, `preprocessing_`, `decision_`; `held_out_`, the rows of X that
+    were not trained with; `report_`, a dict of what was measured on them and on held-out outliers; for rows also
+    `n_features_in_` and, from a data frame, `feature_names_in_`. A fit that fails leaves the estimator as it was.
     """
 
     def __init__(
@@ -89,6 +80,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         *,
         kind: str = "auto",
         keep: float = 0.95,
+        by_class: bool = False,
         epochs: int | None = None,
         batch_size: int | None = None,
         lr: float | None = None,
@@ -100,6 +92,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         self.network = network
         self.kind = kind
         self.keep = keep
+        self.by_class = by_class
         self.epochs = epochs
         self.batch_size = batch_size
         self.lr = lr
@@ -117,6 +110,14 @@ class Classifier(ClassifierMixin, BaseEstimator):
         outliers, of any sort that is easy to come by, do better; `made` names made-up ones to be shown beside these, as
         many of each: those above, or `levelled`, the given pictures made as sharp as those of X.
         """
+        fresh = type(self)(**self.get_params(deep=False))
+        fresh._fit(X, y, outliers, made)
+        own = {name: value for name, value in vars(self).items() if not name.endswith("_")}
+        # at once, and only now: who predicts meanwhile has the old model or the new
+        self.__dict__ = own | {name: value for name, value in vars(fresh).items() if name.endswith("_")}
+        return self
+
+    def _fit(self, X: Any, y: Any, outliers: Any, made: str | None) -> None:
         started = perf_counter()
         self._check_parameters()
         method = parse_method(self.method) if isinstance(self.method, str) else self.method
@@ -125,7 +126,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         gathered = self._gathered(X, kind)
         codes = self._learn_classes(y, len(gathered))
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        train, tuning, calibration = divided(codes, self.validation, self.keep, seed)
+        train, tuning, calibration = divided(codes, self.validation, self.keep, seed, self.by_class)
         self.held_out_ = torch.cat([tuning, calibration]).numpy()
         self.preprocessing_ = preprocessing.of(_rows(gathered, train))
         self.likelihood_ = method.likelihood(len(self.classes_))
@@ -134,36 +135,37 @@ class Classifier(ClassifierMixin, BaseEstimator):
             return Split(self.preprocessing_.read(_rows(gathered, rows)), codes[rows])
 
         inside, tuned, calibrating = split(train), split(tuning), split(calibration)
-        name, source = self._outliers(outliers, made, inside.x)
+        name, source, unseen = self._outliers(outliers, made, inside.x, tuned.x, seed)
         task = Task("your data", tuple(map(str, self.classes_)), inside, tuned, tuned, source, {}, trained_with=name)
         self.network_, self.wraps_logits_ = self._network(inside.x[:2])
         recipe = self._recipe(len(train), seed)
         inference = fitting_inference(method, self.network_, self.likelihood_.num_outputs)
         self.posterior_ = inference.fit(self.network_, self.likelihood_, task.to(self._torch_device()), recipe)
         to_calibrate = self._predicted(calibrating.x)
-        self.thresholds_ = calibrated(to_calibrate, default_score(self.likelihood_), self.keep)
-
-        to_tune = self._predicted(tuned.x)
-        right = accuracy(to_tune, tuned.y) * len(tuned) + accuracy(to_calibrate, calibrating.y) * len(calibrating)
+        self.decision_ = calibrated(to_calibrate, default_score(self.likelihood_), self.keep, self.by_class)
         self.report_: dict[str, Any] = {
             "method": method.name,
             "trained": len(train),
             "tuned": len(tuning),
             "calibrated": len(calibration),
-            "accuracy": right / len(self.held_out_),
-            "kept": 1 - float(self.thresholds_.refused(to_tune).mean()),  # of those that it was not chosen by
-            "guaranteed": self.thresholds_.guaranteed,
+            **measured(
+                self.decision_,
+                self.classes_,
+                (self._predicted(tuned.x), tuned.y),
+                (to_calibrate, calibrating.y),
+                None if unseen is None else self._predicted(unseen),
+            ),
+            **tuned_prior(self.posterior_),
             "outliers": name,
             "epochs": recipe.epochs,
             "seconds": perf_counter() - started,
         }
-        return self
 
     def _check_parameters(self) -> None:
         for name in ("keep", "validation"):
             value = getattr(self, name)
-            if not 0 < value < 1:
-                raise ValueError(f"{name} {value!r} is not between 0 and 1; it is a share of the inliers")
+            if not isinstance(value, int | float | np.number) or not 0 < value < 1:
+                raise ValueError(f"{name} {value!r} is not a number between 0 and 1; it is a fraction of the inliers")
 
     def _learn_classes(self, y: Any, count: int) -> Tensor:
         """Sets `classes_`; the labels as their indices."""
@@ -172,6 +174,13 @@ class Classifier(ClassifierMixin, BaseEstimator):
         labels = column_or_1d(y.numpy(force=True) if isinstance(y, Tensor) else y, warn=True)
         if len(labels) != count:
             raise ValueError(f"X has {count} inputs and y {len(labels)} labels; give one label an input")
+        if labels.dtype.kind not in "biufUO" or any(
+            not isinstance(label, str | int | float) for label in labels.tolist()
+        ):
+            raise ValueError(
+                f"y has labels of type {type(labels.tolist()[0]).__name__}, such as {labels[0]!s}; "
+                "give strings or numbers"
+            )
         assert_all_finite(labels, input_name="y")
         check_classification_targets(labels)
         self.classes_, codes = np.unique(labels, return_inverse=True)
@@ -180,7 +189,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
                 f"y has 1 class, {str(self.classes_[0])!r}; a classifier needs at least 2: give inputs of others, too"
             )
         if overlap := {UNSURE, UNKNOWN} & set(map(str, self.classes_)):
-            raise ValueError(f"y has a class named {overlap.pop()!r}, which is what refusals are called; rename it")
+            raise ValueError(f"y has a class named {overlap.pop()!r}, which is what abstaining is called; rename it")
         return torch.from_numpy(codes)
 
     def _gathered(self, X: Any, kind: str, what: str = "X", fitting: bool = True) -> Any:
@@ -197,14 +206,17 @@ class Classifier(ClassifierMixin, BaseEstimator):
         check_finite(what, torch.from_numpy(np.array(rows)))
         return rows
 
-    def _outliers(self, outliers: Any, made: str | None, inliers: Tensor) -> tuple[str, OutlierSource]:
+    def _outliers(
+        self, outliers: Any, made: str | None, inliers: Tensor, held_out: Tensor, seed: int
+    ) -> tuple[str, OutlierSource, Tensor | None]:
+        """What is shown, its name, and some of the same sort that are not: to see how many are abstained on."""
         if self.likelihood_.outside is None:
             if outliers is not None or made is not None:
                 raise ValueError(
                     f"outliers were given, but method {self.method!r} does not train with them; choose one with '+nc', "
                     "'+sl', '+ml' or '+oe', or leave them out"
                 )
-            return "none", Fixed(inliers[:1])  # a task has some; nothing looks at them
+            return "none", Fixed(inliers[:1]), None  # a task has some; nothing looks at them
         kind = self.preprocessing_.made_from
         if outliers is None or isinstance(outliers, str):
             if made is not None:
@@ -223,15 +235,18 @@ class Classifier(ClassifierMixin, BaseEstimator):
                 warnings.warn(
                     "outliers of texts are made up from their own words; real ones do better: any other texts at all, "
                     "as fit(X, y, outliers=texts)",
-                    stacklevel=3,
+                    stacklevel=4,
                 )
-            return made_up(kind, outliers, inliers)
-        given = Fixed(self._inputs(outliers, "outliers"))
-        said = f"{len(given.x)} given"
+            name, source = made_up(kind, outliers, inliers)
+            return name, source, made_up(kind, outliers, held_out)[1].epoch(generator_for("unseen outliers", seed))
+        every = self._inputs(outliers, "outliers")
+        shown, unseen = held_out_outliers(every, self.validation, seed)
+        given, name = Fixed(shown), f"{len(every)} given"
         if made is None:
-            return said, given
-        name, beside = made_up(kind, str(made), inliers, given.x)
-        return f"{said}+{name}", Mixed((given, *(beside.sources if isinstance(beside, Mixed) else (beside,))))
+            return name, given, unseen
+        more, beside = made_up(kind, str(made), inliers, shown)
+        sources = beside.sources if isinstance(beside, Mixed) else (beside,)
+        return f"{name}+{more}", Mixed((given, *sources)), unseen
 
     def _network(self, x: Tensor) -> tuple[Network, bool]:
         """The function that makes the network, and whether what it makes returns objects with `.logits`."""
@@ -254,7 +269,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
     # answering -----------------------------------------------------------------------------------------------------
 
     def predict(self, X: Any) -> np.ndarray:
-        """The most probable class of each input; it refuses nothing, `decide` does."""
+        """The most probable class of each input; it never abstains, `decide` does."""
         best = self._prediction(X).probs.argmax(1)
         return self.classes_[best.numpy()]
 
@@ -263,12 +278,12 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
         With a none class they have been divided by 1 - its probability, which `outlier_score(X, "none")` tells.
         """
-        return _class_probs(self._prediction(X))
+        return class_probs(self._prediction(X))
 
     def outlier_score(self, X: Any, score: str | None = None) -> Array:
-        """High for outliers: the score that is refused by, or any of `demur.SCORES` by name."""
+        """High for outliers: the score that is abstained by, or any of `demur.SCORES` by name."""
         prediction = self._prediction(X)
-        return score_of(prediction, score or self.thresholds_.score)
+        return score_of(prediction, score or self.decision_.score)
 
     def decide(self, X: Any) -> np.ndarray:
         """For each input its label, "unsure" or "unknown": (N,) of objects."""
@@ -277,12 +292,10 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def predict_all(self, X: Any) -> Answers:
         """Everything in one pass."""
         prediction = self._prediction(X)
-        probs = _class_probs(prediction)
+        probs = class_probs(prediction)
+        answers = self.decision_.answers(prediction, self.classes_)
         label = self.classes_[probs.argmax(1)]
-        decision = label.astype(object)
-        decision[self.thresholds_.refused(prediction)] = UNSURE
-        decision[self.thresholds_.refused(prediction) & is_unknown(prediction)] = UNKNOWN
-        return Answers(decision, label, probs.max(1), score_of(prediction, self.thresholds_.score))
+        return Answers(answers, label, probs.max(1), score_of(prediction, self.decision_.score))
 
     def _inputs(self, X: Any, what: str = "X") -> Tensor:
         return self.preprocessing_.read(self._gathered(X, self.preprocessing_.kind, what, fitting=False), what)
@@ -309,7 +322,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
                 "preprocessing": kinds.to_json(self.preprocessing_),
                 "network": described(self.network_),
                 "wraps_logits": self.wraps_logits_,
-                "thresholds": asdict(self.thresholds_),
+                "decision": asdict(self.decision_),
                 "report": self.report_,
                 "versions": {"demur": demur.__version__, "torch": torch.__version__},
             },
@@ -330,9 +343,9 @@ class Classifier(ClassifierMixin, BaseEstimator):
             if saved["columns"]:
                 model.feature_names_in_ = np.array([*map(str, saved["columns"])], dtype=object)
             model.network_, model.wraps_logits_ = restored_network(saved, network, path), saved["wraps_logits"]
-            model.thresholds_ = Thresholds(**saved["thresholds"])
+            model.decision_ = decision_from_json(saved, len(model.classes_))
             model.report_ = saved["report"]
-            check_types(model.preprocessing_, model.thresholds_)
+            check_types(model.preprocessing_, model.decision_)
             named = len(model.classes_), len(saved["columns"] or getattr(model.preprocessing_, "mean", ()))
             if named != (model.likelihood_.num_classes, getattr(model, "n_features_in_", 0)):
                 raise ValueError(f"{path} is damaged: it has other classes or columns than its network; save it anew")
@@ -343,38 +356,5 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return model
 
 
-def divided(labels: Tensor, share: float, keep: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows to train, to tune and to calibrate with, at random; one of each class is trained with whatever happens."""
-    count = len(labels)
-    order = torch.randperm(count, generator=generator_for("held out", seed))
-    first = torch.tensor([int((labels[order] == code).nonzero()[0]) for code in labels.unique()])
-    free = torch.ones(count, dtype=torch.bool).index_fill_(0, first, False)
-    each = math.ceil(share * count / 2)
-    calibration = min(max(each, least_count(keep)), count // 3)
-    tuning = min(max(each, min(TUNING, count // 10)), count // 3)
-    held_out = order[free][: tuning + calibration]
-    if len(held_out) < 2:
-        raise ValueError(f"{count} inputs (n_samples={count}) are too few: some must be held out; give at least 6")
-    calibration = max(1, min(calibration, len(held_out) - 1))
-    train = order[~torch.isin(order, held_out)]
-    return train, held_out[calibration:], held_out[:calibration]
-
-
-def fitting_inference(method: Method, network: Network, num_outputs: int) -> Inference:
-    """The method's own, but over the head alone where the trunk is recurrent: its curvature has no fast rule."""
-    if method.inference != Laplace():
-        return method.inference
-    with torch.random.fork_rng(devices=[]):
-        modules = list(network(num_outputs).modules())
-    return Laplace(over="head") if any(isinstance(module, nn.RNNBase) for module in modules) else method.inference
-
-
 def _rows(gathered: Any, rows: Tensor) -> Any:
     return [gathered[row] for row in rows.tolist()] if isinstance(gathered, list) else gathered[rows.numpy()]
-
-
-def _class_probs(prediction: Prediction) -> Array:
-    probs = prediction.probs.double()
-    total = probs.sum(1, keepdim=True)
-    # far from all data "none" has everything, to the last bit; then one class is as good as another
-    return torch.where(total > 0, probs / total, 1 / probs.shape[1]).numpy(force=True)

@@ -54,10 +54,17 @@ class Rows:
     @classmethod
     def of(cls, x: Any) -> "Rows":
         x = np.asarray(x, dtype=np.float64)
-        deviation = x.std(0)
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean, deviation = x.mean(0), x.std(0)
+        if not (usable := np.isfinite(mean) & np.isfinite(deviation)).all():
+            column = int(np.argmin(usable))
+            raise ValueError(
+                f"X has values up to {np.abs(x[:, column]).max():g} in column {column} (counted from 0), too large to "
+                "be standardised; divide the column, or take its logarithm"
+            )
         # a column that does not vary, or only by rounding, has no scale
         constant = deviation <= 1e-12 * np.abs(x).max(0)
-        return cls(tuple(x.mean(0).tolist()), tuple(np.where(constant, 1.0, deviation).tolist()))
+        return cls(tuple(mean.tolist()), tuple(np.where(constant, 1.0, deviation).tolist()))
 
     def read(self, X: Any, what: str = "X") -> Tensor:
         array = np.asarray(X, dtype=np.float64)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, UnionType
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from demur.classifier.builders import from_description, wrapped
+from demur.classifier.decision import Decision, turning_point
 from demur.likelihoods import Categorical, Dirichlet, LabelModel, Likelihood, Outliers
 from demur.names import choose
 from demur.networks import Network
@@ -36,7 +37,14 @@ def labels_to_json(labels: np.ndarray) -> dict[str, Any]:
 
 
 def labels_from_json(saved: Mapping[str, Any]) -> np.ndarray:
-    return np.array(saved["values"], dtype=np.dtype(saved["dtype"]))
+    """Strings take what room they need, whatever the file says."""
+    dtype = np.dtype(saved["dtype"])
+    if dtype.kind not in "biufUO" or not isinstance(saved["values"], list):
+        raise TypeError(f"labels are of dtype {dtype}")
+    labels = np.array(saved["values"], dtype=str if dtype.kind == "U" else dtype)
+    if labels.ndim != 1 or (dtype.kind == "O" and not all(isinstance(label, str) for label in labels)):
+        raise TypeError("labels are no list of numbers or strings")
+    return labels
 
 
 def likelihood_to_json(likelihood: Likelihood) -> dict[str, Any]:
@@ -69,6 +77,21 @@ def _label_model(saved: Mapping[str, Any]) -> LabelModel:
     return choose(LABEL_MODELS, arguments.pop("name"), "density of labels")(**arguments)
 
 
+def decision_from_json(saved: Mapping[str, Any], num_classes: int) -> Decision:
+    """As saved; files of format 1.0 have one limit, `refuse`, and the other is the score's own."""
+    if "decision" in saved:
+        given = saved["decision"]
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
+        decision = Decision(**values)
+    else:
+        old = dict(saved["thresholds"])
+        accept, turning = old.pop("refuse"), turning_point(old["score"], num_classes)
+        decision = Decision(accept=(accept,), unknown=(None if turning is None else max(accept, turning),), **old)
+    if len(decision.accept) not in (1, num_classes):
+        raise ValueError(f"it has {len(decision.accept)} limits for {num_classes} classes; save it anew")
+    return decision
+
+
 def restored_network(saved: Mapping[str, Any], network: Network | None, path: str | Path) -> Network:
     """The function that the caller gives, or the builder that the file names."""
     if network is None:
@@ -79,7 +102,10 @@ def restored_network(saved: Mapping[str, Any], network: Network | None, path: st
 
 
 def check_size(build: Callable[[], nn.Module], weights: Path) -> None:
-    """Refuse a network that is larger than the file it is to be filled from, before memory is taken for it."""
+    """Refuse a network that is larger than the file it is to be filled from, before memory is taken for it.
+
+    How many layers it has was checked by `from_description`.
+    """
     with torch.device("meta"):
         network = build()
     needed, present = sum(p.numel() * p.element_size() for p in network.parameters()), weights.stat().st_size
@@ -100,6 +126,8 @@ def check_types(*values: Any) -> None:
 def _fits(value: Any, declared: Any) -> bool:
     if get_origin(declared) is tuple:
         return isinstance(value, tuple) and all(_fits(item, get_args(declared)[0]) for item in value)
+    if get_origin(declared) is UnionType:
+        return any(_fits(value, each) for each in get_args(declared))
     if declared is float:
         return type(value) in (int, float) and abs(value) < math.inf
     return type(value) is declared

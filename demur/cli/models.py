@@ -2,7 +2,6 @@
 
 import os
 import sys
-import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -67,7 +66,7 @@ def fit(
 
     networks = networks_in(parse_method(method).inference)
     console = make_console()
-    with _resumable(checkpoint), progress(console, f"reading {inputs.name}", networks) as describe:
+    with _resumable(checkpoint, method), progress(console, f"reading {inputs.name}", networks) as describe:
         given = open_inputs(inputs, labelled=True, label=label, size=shape)
         inliers = given.gathered()
         classes = sorted(set(inliers.y or ()))
@@ -206,8 +205,9 @@ def _answers(classifier: "Classifier", x: "X") -> Iterator[tuple[str, ...]]:
 def _check_new_model(out: Path, checkpoint: Path | None) -> None:
     """A model may be written over, anything else not."""
     if os.path.lexists(out):
-        if not _is_model(out) and not (out.is_dir() and not any(out.iterdir())):
-            raise ValueError(f"{out} is there already and is no model; give a new name")
+        from demur.model_file import check_target
+
+        check_target(out)
         check_folder(out.absolute().parent, overwrite=False)  # it is replaced by one that is made beside it
     else:
         check_file(out, overwrite=False)
@@ -217,16 +217,8 @@ def _check_new_model(out: Path, checkpoint: Path | None) -> None:
             raise ValueError(f"checkpoint {checkpoint} is where the model is to be; name another folder")
 
 
-def _is_model(out: Path) -> bool:
-    from demur.model_file import MANIFEST, PARTS, SUFFIX
-
-    if out.is_dir():
-        return {part.name for part in out.iterdir()} == {MANIFEST, *PARTS}
-    return out.suffix == SUFFIX and zipfile.is_zipfile(out)
-
-
 @contextmanager
-def _resumable(checkpoint: Path | None) -> Iterator[None]:
+def _resumable(checkpoint: Path | None, method: str) -> Iterator[None]:
     """Keep training that is stopped inside the block, if it may be kept, and say so; forget it after the block."""
     from demur.checkpoint import checkpointed, epochs_in
 
@@ -239,7 +231,7 @@ def _resumable(checkpoint: Path | None) -> Iterator[None]:
     checkpoint.mkdir(parents=True, exist_ok=True)
     used: set[Path] = set()
     try:
-        with checkpointed(checkpoint) as place:
+        with checkpointed(checkpoint, method, several=True) as place:
             used = place.used
             yield
     except KeyboardInterrupt:

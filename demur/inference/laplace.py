@@ -1,8 +1,9 @@
 """Diagonal Laplace: a Gaussian around the MAP network, as precise as in- and outliers and the prior make it."""
 
+import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
@@ -14,9 +15,9 @@ from demur.inference.fisher import Root, batch_mean_fisher, diagonal_fisher
 from demur.inference.map import MAP
 from demur.inference.variational import with_head
 from demur.likelihoods import Likelihood
-from demur.metrics import brier
+from demur.metrics import accuracy, brier, nll
 from demur.networks import Network
-from demur.posterior import Gaussian, Point, Posterior
+from demur.posterior import Gaussian, Point, Posterior, Tuning
 from demur.predictive import predict
 from demur.streams import generator_for
 from demur.tasks.base import Recipe, Task
@@ -24,18 +25,37 @@ from demur.tasks.base import Recipe, Task
 DECADES = tuple(10.0**k for k in range(-2, 9))
 
 
+HARM = 0.005  # accuracy on validation data that doubt may cost
+BEYOND = 12  # decades past the grid, where nothing is left of the doubt
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a posterior did on validation data; the criterion is what it is chosen by, the lower the better."""
+
+    precision: float
+    criterion: float
+    nll: float
+    accuracy: float
+
+
 @dataclass(frozen=True)
 class Laplace:
-    """With `prior_precision` None it is tuned on the Brier score of the validation data.
+    """With `prior_precision` None it is tuned on validation data, and the posterior's `tuning` says how.
 
-    That score is flat towards the MAP network, where all precisions serve equally well; so the least of `grid` is taken
-    whose score exceeds the best by no more than the share `slack`: the most doubt that costs next to nothing.
+    The negative log-likelihood is flat towards the MAP network, where all precisions serve equally well. So the least
+    of `grid` is taken whose NLL exceeds the best, the MAP network's included, by no more than the fraction `slack`, and
+    whose accuracy is at most half a point below the MAP network's: the most doubt that costs next to nothing. Where no
+    precision of the grid will do, greater ones are tried, which come ever closer to the MAP network.
+
+    The criterion `brier` is the paper's code's: the best Brier score, whatever becomes of likelihood and accuracy.
     """
 
     over: Literal["all", "head"] = "all"
     estimator: Literal["sampled", "exact", "batch_mean"] = "sampled"
     prior_precision: float | None = None
     grid: Sequence[float] = field(default=DECADES, repr=False)
+    criterion: Literal["nll", "brier"] = "nll"
     slack: float = 0.01
     tuning_draws: int = 20
     num_draws: int = 20
@@ -46,6 +66,8 @@ class Laplace:
             raise ValueError(f"over {self.over!r} is not known; choose 'all' layers or the 'head'")
         if self.estimator not in ("sampled", "exact", "batch_mean"):
             raise ValueError(f"estimator {self.estimator!r} is not known; choose 'sampled' or 'exact'")
+        if self.criterion not in ("nll", "brier"):
+            raise ValueError(f"criterion {self.criterion!r} is not known; choose 'nll' or 'brier'")
         if self.num_draws < 1 or self.tuning_draws < 1 or not self.grid:
             raise ValueError("num_draws, tuning_draws and grid must not be empty; the defaults are 20, 20 and decades")
         if self.prior_precision is not None and not self.prior_precision > 0:
@@ -60,8 +82,11 @@ class Laplace:
         (point,) = parts or fit_parts(self, network, likelihood, task, recipe)
         assert isinstance(point, Point)
         fisher = self.fisher(point.network, likelihood, task, recipe.seed)
-        precision = self.prior_precision or self._tuned(point.network, fisher, likelihood, task, recipe.seed)
-        return self._gaussian(point.network, fisher, precision, self.num_draws, recipe.seed)
+        if self.prior_precision is not None:
+            return self._gaussian(point.network, fisher, self.prior_precision, self.num_draws, recipe.seed)
+        tuning = self._tuned(point, fisher, likelihood, task, recipe.seed)
+        gaussian = self._gaussian(point.network, fisher, tuning.chosen, self.num_draws, recipe.seed)
+        return replace(gaussian, tuning=tuning)
 
     def fisher(self, model: nn.Module, likelihood: Likelihood, task: Task, seed: int = 0) -> dict[str, Tensor]:
         """Sum over the inliers, plus w * N / M times the sum over the outliers."""
@@ -91,25 +116,69 @@ class Laplace:
         scale = len(task.train) / len(some)
         return {name: value + scale * from_outliers[name] for name, value in inside.items()}
 
-    def _tuned(
-        self, model: nn.Module, fisher: dict[str, Tensor], likelihood: Likelihood, task: Task, seed: int
-    ) -> float:
-        scores: dict[float, float] = {}
+    def _tuned(self, point: Point, fisher: dict[str, Tensor], likelihood: Likelihood, task: Task, seed: int) -> Tuning:
+        x, y = task.validation.x, task.validation.y
+
+        def tried(posterior: Posterior, precision: float) -> Trial:
+            prediction = predict(posterior, likelihood, x)
+            by_nll = nll(prediction, y)
+            criterion = by_nll if self.criterion == "nll" else brier(prediction, y)
+            return Trial(precision, criterion, by_nll, accuracy(prediction, y))
+
+        def with_prior(precision: float) -> Trial:
+            return tried(self._gaussian(point.network, fisher, precision, self.tuning_draws, seed), precision)
+
+        at_map = tried(point, math.inf)
+        trials: list[Trial] = []
         for precision in sorted(self.grid, reverse=True):
-            posterior = self._gaussian(model, fisher, precision, self.tuning_draws, seed)
-            scores[precision] = brier(predict(posterior, likelihood, task.validation.x), task.validation.y)
-            best = min(scores.values())
-            if scores[precision] > 1.05 * (1 + self.slack) * best:  # past the optimum less precision only blurs more
+            trials.append(with_prior(precision))
+            # past the optimum less precision only blurs more
+            if trials[-1].criterion > 1.05 * (1 + self.slack) * self._best(trials, at_map):
                 break
-        chosen = min(precision for precision, score in scores.items() if score <= (1 + self.slack) * best)
-        edges = {max(self.grid): list(scores)[:2], min(self.grid): list(scores)[-2:]}
-        if chosen in edges and any(abs(scores[p] - scores[chosen]) > self.slack * best for p in edges[chosen]):
+        beyond = 0
+        while not (harmless := self._harmless(trials, at_map)) and beyond < BEYOND:
+            beyond += 1
+            trials.insert(0, with_prior(10 * trials[0].precision))
+        chosen = min(harmless or trials[:1], key=lambda trial: trial.precision)
+        self._warn(trials, chosen, at_map)
+        rows = tuple((trial.precision, trial.nll, trial.accuracy) for trial in trials)
+        return Tuning(chosen.precision, rows, (at_map.nll, at_map.accuracy))
+
+    def _sound(self, trials: Sequence[Trial], at_map: Trial) -> list[Trial]:
+        """Those that answer as well as the MAP network."""
+        return [trial for trial in trials if self.criterion == "brier" or trial.accuracy >= at_map.accuracy - HARM]
+
+    def _best(self, trials: Sequence[Trial], at_map: Trial) -> float:
+        limit = [at_map] if self.criterion == "nll" else []
+        return min(trial.criterion for trial in (*self._sound(trials, at_map), *limit))
+
+    def _harmless(self, trials: Sequence[Trial], at_map: Trial) -> list[Trial]:
+        most = (1 + self.slack) * self._best(trials, at_map)
+        return [trial for trial in self._sound(trials, at_map) if trial.criterion <= most]
+
+    def _warn(self, trials: Sequence[Trial], chosen: Trial, at_map: Trial) -> None:
+        """Say so where the best precision is not inside the grid."""
+        figures = (
+            f"(validation NLL {chosen.nll:.3g} and accuracy {chosen.accuracy:.3f}, "
+            f"the MAP network's {at_map.nll:.3g} and {at_map.accuracy:.3f})"
+        )
+        low, high = min(self.grid), max(self.grid)
+        if chosen.precision > high:
             warnings.warn(
-                f"the best prior precision, {chosen:g}, is at the edge of the grid, where the Brier score is still "
-                f"changing; widen Laplace's grid ({min(self.grid):g} to {max(self.grid):g})",
-                stacklevel=3,
+                f"every prior precision of Laplace's grid ({low:g} to {high:g}) makes the network worse, so "
+                f"{chosen.precision:g} is taken, which leaves it almost as it is {figures}; more training data, or a "
+                "network trained for longer, may help",
+                stacklevel=4,
             )
-        return chosen
+            return
+        neighbours = {high: trials[:2], low: trials[-2:]}.get(chosen.precision, [])
+        if any(abs(trial.criterion - chosen.criterion) > self.slack * chosen.criterion for trial in neighbours):
+            name = "NLL" if self.criterion == "nll" else "Brier score"
+            warnings.warn(
+                f"the best prior precision, {chosen.precision:g}, is at the edge of the grid, where the {name} is "
+                f"still changing {figures}; widen Laplace's grid ({low:g} to {high:g})",
+                stacklevel=4,
+            )
 
     def _gaussian(
         self, model: nn.Module, fisher: dict[str, Tensor], precision: float, num_draws: int, seed: int

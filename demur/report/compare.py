@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -211,7 +211,7 @@ def _fill(table: Table, kind: Kind, runs: _Runs, everything: bool) -> ReportTabl
     for group in table.groups:
         of_group = [Line(row, row == group[0], tuple(entry(row, column) for column in columns)) for row in group]
         lines += _mark_best(of_group, columns)
-    return ReportTable(table, kind, columns, tuple(lines), _remarks(found, lines))
+    return ReportTable(table, kind, columns, tuple(lines), (*_remarks(found, lines), *_on_other_data(found, columns)))
 
 
 def _measure(cells: Sequence[Measured], column: Column, score: str) -> Measurement | None:
@@ -275,3 +275,21 @@ def _remarks(found: Mapping[tuple[Row, str], Sequence[Measured]], lines: Sequenc
     if any(one.collapsed for one in measured):
         said["‡ Collapsed: no more accurate than always answering the most frequent class; never marked as best"] = None
     return tuple(said)
+
+
+def _on_other_data(found: Mapping[tuple[Row, str], Sequence[Measured]], columns: Sequence[Column]) -> Iterator[str]:
+    """Sets that are not the same in all rows, or of which that cannot be known."""
+    for task in dict.fromkeys(column.task for column in columns):
+        cells = {id(one): one for (_, other), some in found.items() if other == task for one in some}.values()
+        asked = dict.fromkeys(each for one in columns if one.task == task for each in (TEST, one.set, *one.over))
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for name in dict.fromkeys(each for wanted in asked for each in (wanted, STAND_INS.get(wanted)) if each):
+            by_digest: dict[str | None, dict[str, None]] = {}
+            for one in cells:
+                if name == TEST or name in one.sets or (name, "accuracy") in one.figures:
+                    by_digest.setdefault(one.data(name), {})[one.cell.method] = None
+            if len(by_digest) > 1:
+                rows = [f"{', '.join(rows)}{' (not recorded)' * (key is None)}" for key, rows in by_digest.items()]
+                alike.setdefault(tuple(rows), []).append(name)
+        for groups, names in alike.items():
+            yield f"{task}, {', '.join(names)}: not known to be the same data in all rows: {'; '.join(groups)}"

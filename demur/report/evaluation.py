@@ -19,7 +19,7 @@ from rich.table import Table
 from torch import Tensor
 
 from demur.classifier import Classifier
-from demur.classifier.decision import Thresholds, is_unknown, score_of
+from demur.classifier.decision import Decision, class_probs, score_of
 from demur.inputs import Inputs, listed
 from demur.metrics import BINS, METRICS, SCORES, Array, Prediction, Separation, calibration, max_prob_score
 from demur.predictive import predict
@@ -40,11 +40,11 @@ COLOURS = {
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Predictions of a model for labelled inputs and for sets of outliers, and the threshold that it refuses by."""
+    """Predictions of a model for labelled inputs and for sets of outliers, and how it decides."""
 
     model: str
     classes: tuple[str, ...]
-    thresholds: Thresholds
+    decision: Decision
     inside: Prediction
     y: Tensor
     ood: Mapping[str, Prediction]
@@ -56,9 +56,7 @@ class Evaluation:
     @cached_property
     def given_a_class(self) -> Prediction:
         """The probabilities that the model reports: of each class, given that it is one of them."""
-        total = self.inside.probs.sum(1, keepdim=True)
-        probs = torch.where(total > 0, self.inside.probs / total, 1 / len(self.classes))
-        return replace(self.inside, probs=probs, none=None)
+        return replace(self.inside, probs=torch.from_numpy(class_probs(self.inside)), none=None)
 
     @cached_property
     def metrics(self) -> dict[str, float]:
@@ -69,23 +67,19 @@ class Evaluation:
         """For the inliers and every set of outliers, the shares that get a label, `unsure` and `unknown`."""
         shares = {}
         for name, prediction in {INLIERS: self.inside, **self.ood}.items():
-            refused, unknown = self.thresholds.refused(prediction), is_unknown(prediction)
-            shares[name] = {
-                "kept": float(1 - refused.mean()),
-                "unsure": float((refused & ~unknown).mean()),
-                "unknown": float((refused & unknown).mean()),
-            }
+            kept, unknown = self.decision.accepts(prediction).mean(), self.decision.calls_unknown(prediction).mean()
+            shares[name] = {"kept": float(kept), "unsure": float(1 - kept - unknown), "unknown": float(unknown)}
         return shares
 
     @cached_property
     def accuracy_of_kept(self) -> float:
         """nan where nothing is kept."""
-        kept = ~self.thresholds.refused(self.inside)
+        kept = self.decision.accepts(self.inside)
         return float(self.right[kept].mean()) if kept.any() else float("nan")
 
     @cached_property
     def by_class(self) -> dict[str, dict[str, float]]:
-        kept, y = ~self.thresholds.refused(self.inside), self.y.numpy(force=True)
+        kept, y = self.decision.accepts(self.inside), self.y.numpy(force=True)
         rows = {name: y == number for number, name in enumerate(self.classes)}
         return {
             name: {"count": int(mine.sum()), "accuracy": self.right[mine].mean(), "kept": kept[mine].mean()}
@@ -106,7 +100,7 @@ class Evaluation:
 
     def scored(self, outside: Prediction) -> Iterator[tuple[str, Array, Array]]:
         """Every score that the model has, on inliers and on these; first the one that is refused by."""
-        for name in sorted(SCORES, key=lambda name: name != self.thresholds.score):
+        for name in sorted(SCORES, key=lambda name: name != self.decision.score):
             values, others = SCORES[name](self.inside), SCORES[name](outside)
             if values is not None and others is not None:
                 yield name, values, others
@@ -146,7 +140,7 @@ def evaluate(
         )
     y = torch.tensor([number[label] for label in labels])
     others = {name: predicted(inputs)[0] for name, inputs in ood.items()}
-    return Evaluation(model, classes, classifier.thresholds_, prediction, y, others)
+    return Evaluation(model, classes, classifier.decision_, prediction, y, others)
 
 
 def joined(parts: Sequence[Prediction]) -> Prediction:
@@ -229,7 +223,7 @@ def tables(evaluation: Evaluation) -> dict[str, Lines]:
 
 def shortfall(evaluation: Evaluation) -> str | None:
     """A sentence, if fewer inliers are kept than chance explains."""
-    limit, kept, n = evaluation.thresholds, evaluation.decisions[INLIERS]["kept"], len(evaluation.y)
+    limit, kept, n = evaluation.decision, evaluation.decisions[INLIERS]["kept"], len(evaluation.y)
     chance = math.sqrt(limit.keep * (1 - limit.keep) * (1 / n + 1 / limit.count))
     if kept >= limit.keep - 3 * chance:
         return None
@@ -260,7 +254,7 @@ def draw(evaluation: Evaluation) -> dict[str, tuple[str, Figure]]:
         )
     }
     if evaluation.ood:
-        score = evaluation.thresholds.score
+        score = evaluation.decision.score
         drawn["scores"] = (
             f"Outliers by their rank among the inliers, under the score that is refused by, {score}; inliers would "
             "lie flat, at the blue line, and refused is what lies right of the black one",
@@ -286,7 +280,7 @@ def draw_reliability(evaluation: Evaluation) -> Figure:
 
 def draw_scores(evaluation: Evaluation) -> Figure:
     """Where outliers rank among the inliers by the score that is refused by, a panel a set; inliers would lie flat."""
-    score = evaluation.thresholds.score
+    score = evaluation.decision.score
     inside = np.sort(score_of(evaluation.inside, score))
 
     def rank(values: Array | float) -> Array:
@@ -299,7 +293,8 @@ def draw_scores(evaluation: Evaluation) -> Figure:
             share = np.histogram(rank(score_of(prediction, score)), edges)[0] / len(prediction)
             axis.stairs(100 * share, edges, color=OUTSIDE, fill=True, alpha=0.6)
             axis.axhline(100 / (len(edges) - 1), color=INSIDE, linewidth=0.8)
-            axis.axvline(float(rank(evaluation.thresholds.refuse)), color="black", linewidth=0.6)
+            for limit in set(evaluation.decision.accept):
+                axis.axvline(float(rank(limit)), color="black", linewidth=0.6)
             axis.set(xlim=(0, 100), ylim=(0, 100), xticks=(0, 50, 100), yticks=(0, 50, 100))
             axis.set_title(name, pad=2)
         figure.supxlabel(f"inliers of lower {score} score (%)")
@@ -328,7 +323,8 @@ def draw_roc(evaluation: Evaluation) -> Figure:
 def page(evaluation: Evaluation, drawn: Mapping[str, str], figures: Path) -> str:
     """One HTML document in the report's style, with its pictures inside."""
     head, _, _ = (files("demur.report") / "page.html").read_text("utf-8").partition("<body>")
-    limit = evaluation.thresholds
+    limit = evaluation.decision
+    above = " to ".join(f"{value:.4g}" for value in sorted({min(limit.accept), max(limit.accept)}))
     by_class: list[Sequence[str]] = [
         (name, f"{of['count']:,}", per_cent(of["accuracy"]), per_cent(of["kept"]))
         for name, of in evaluation.by_class.items()
@@ -338,7 +334,7 @@ def page(evaluation: Evaluation, drawn: Mapping[str, str], figures: Path) -> str
     warned = f" <strong>{escape(said)}.</strong>" if said else ""
     return (
         f"{head}<body><header><h1>{escape(evaluation.model)}</h1><p>{len(evaluation.classes)} classes; refused is what "
-        f"scores above {limit.refuse:.4g} by {limit.score}, which keeps {per_cent(limit.keep)} % of inliers like the "
+        f"scores above {above} by {limit.score}, which keeps {per_cent(limit.keep)} % of inliers like the "
         f"{limit.count:,} that it was chosen by.{warned} In a file: "
         "<a href='figures.csv'>every figure</a>.</p></header>"
         f"<main>{''.join(html_table(title, *table) for title, table in made.items())}<h2>Figures</h2>"

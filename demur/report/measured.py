@@ -13,7 +13,7 @@ from io import StringIO
 from itertools import combinations
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from demur.report.intervals import AGAINST, INSIDE, against, counts, interval
 from demur.study.further import PRINTED, VALIDATION, shifted
 from demur.study.grid import Cell, join_further, split_further
 from demur.study.published import LEFT_OUT, OOD_SETS, SHIFT_SETS, TEST, mean_but
+from demur.study.records import DIGESTS, RECORD, DamagedCell, leave_out
 from demur.study.results import Result, find_cells, read_result
 from demur.study.run import FAR_AWAY
 from demur.tasks.images import NOISE, STAND_INS
@@ -32,6 +33,7 @@ from demur.tasks.made import parts_of
 from demur.tasks.shift import CORRUPTIONS
 
 RESULTS, CELLS = "results.csv", "cells.csv"
+SHIFT = "shift"
 CELL = ("task", "outliers", "method", "seed", "convention", "epochs", "limit")
 DIGITS = 6  # after the point, of a fraction
 WITH_INTERVALS = ("max_prob", "none", "none_share")  # the scores of the paper's tables, and ours
@@ -61,6 +63,11 @@ class Measured:
     def sets(self) -> tuple[str, ...]:
         """Its OOD sets."""
         return tuple(json.loads(self.about["sets"]))
+
+    def data(self, name: str) -> str | None:
+        """The digest of the set of that name, test data or OOD, or of all under shift; None where none is recorded."""
+        key = name if name == TEST else SHIFT if name.startswith(f"{SHIFT}/") else f"ood/{name}"
+        return json.loads(self.about.get("data") or "{}").get(key)
 
     def figure(self, name: str, metric: str) -> Value | None:
         """On the set of that name, or on the one that stands in for it."""
@@ -179,7 +186,7 @@ def _on_validation(result: Result) -> Iterator[tuple[tuple[str, str], Value]]:
 
 def _about(result: Result, folder: Path | None) -> dict[str, str]:
     """The record, each item as text."""
-    record = {name: value for name, value in result.record.items() if name not in ("cells", "sets", "further")}
+    record = {name: value for name, value in result.record.items() if name not in ("cells", "sets", "further", DIGESTS)}
     record |= {"further": result.cell.further, "sets": list(result.ood), "folder": folder.name if folder else None}
     return {name: _text(value) for name, value in record.items()}
 
@@ -224,23 +231,61 @@ def place_of(cell: Cell) -> tuple[object, ...]:
 def read_tables(folder: Path) -> list[Measured]:
     """What results.csv and cells.csv say."""
     figures: dict[Cell, dict[tuple[str, str], Value]] = {}
-    for line in _read(folder / RESULTS):
-        value = Value(float(line["value"]), *(float(line[end]) if line[end] else None for end in ("low", "high")))
-        figures.setdefault(_cell(line), {})[line["set"], line["metric"]] = value
-    abouts = {
-        _cell(line): {name: text for name, text in line.items() if name not in CELL} for line in _read(folder / CELLS)
-    }
+    for cell, line in _read(folder / RESULTS, _figure):
+        figures.setdefault(cell, {}).update([line])
+    abouts = dict(_read(folder / CELLS, _checked_about))
     if figures.keys() != abouts.keys():
         raise ValueError(f"{folder / RESULTS} and {folder / CELLS} are not of the same cells; make both anew from runs")
-    return [
+    cells = [
         Measured(replace(cell, further=about["further"] or None), figures[cell], about)
         for cell, about in abouts.items()
     ]
+    for one in cells:
+        if lacking := {TEST, *one.sets} - {name for name, _ in one.figures}:
+            raise ValueError(
+                f"{folder / RESULTS} lacks figures on {', '.join(sorted(lacking))} of {one.cell.task} "
+                f"{one.cell.method}; make both tables anew from runs"
+            )
+    return cells
 
 
-def _read(path: Path) -> Iterator[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        yield from csv.DictReader(file)
+def _figure(line: Mapping[str, str]) -> tuple[tuple[str, str], Value]:
+    low, high = (float(line[end]) if line[end] else None for end in ("low", "high"))
+    return (line["set"], line["metric"]), Value(float(line["value"]), low, high)
+
+
+def _checked_about(line: Mapping[str, str]) -> dict[str, str]:
+    about = {name: text for name, text in line.items() if name not in CELL}
+    for name in ("device", "further", "trained_with", "training_inputs"):
+        about[name]
+    float(json.loads(about["seconds"])["fit"])
+    for name, kind in {"sets": list, "missing": list, "notes": dict}.items():
+        if not isinstance(json.loads(about[name]), kind):
+            raise ValueError(name)
+    return about
+
+
+T = TypeVar("T")
+
+
+def _read(path: Path, read: Callable[[Mapping[str, str]], T]) -> Iterator[tuple[Cell, T]]:
+    """The cells of the lines, and what is read of each; a file that was cut off is refused."""
+    remedy = "get it again, or make both tables anew from runs"
+    try:
+        text = path.read_bytes().decode("utf-8")
+        lines = list(csv.DictReader(StringIO(text, newline="")))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} cannot be read ({error}); {remedy}") from None
+    if not text.endswith("\n"):
+        raise ValueError(f"{path} is cut off at its end; {remedy}")
+    for number, line in enumerate(lines, start=1):
+        try:
+            if None in line or None in line.values():
+                raise ValueError("it has another number of columns than the first line")
+            found = _cell(line), read(line)
+        except (KeyError, ValueError, TypeError) as error:
+            raise ValueError(f"{path} is damaged in row {number} ({error}); {remedy}") from None
+        yield found
 
 
 def _cell(line: Mapping[str, str]) -> Cell:
@@ -258,6 +303,7 @@ def gather(
 ) -> list[Measured]:
     """Every cell of folders of runs, and of folders with the tables of earlier reports; of the same cell the last wins.
 
+    Damaged cells are left out, and warned of.
     `after` is told how many cells' predictions have been measured, of how many.
     """
     found: dict[Cell, Measured] = {}
@@ -268,7 +314,7 @@ def gather(
         if before is not None and _is_same_network(before, one):
             further = join_further((*split_further(before.cell.further), *split_further(one.cell.further)))
             if further != one.cell.further:  # what is known of its other further inputs stays
-                about = {**one.about, "further": _text(further)}
+                about = {**one.about, "further": _text(further), **_data_of_both(before, one)}
                 figures = {**before.figures, **one.figures}
                 one = replace(one, cell=replace(bare, further=further), figures=figures, about=about)
         found[bare] = one
@@ -279,10 +325,20 @@ def gather(
             raise ValueError(f"there are no results in {source}; make some with: demur study digits --runs {source}")
         for one in read_tables(source) if stored else ():
             take(one)
-        for number, one in enumerate(_measure_all(cells, jobs), start=1):
-            take(one)
+        for number, measured in enumerate(_measure_all(cells, jobs), start=1):
+            if isinstance(measured, DamagedCell):
+                leave_out(measured)
+            else:
+                take(measured)
             after(number, len(cells))
     return sorted(found.values(), key=lambda one: [str(field) for field in place_of(one.cell)])
+
+
+def _data_of_both(before: Measured, one: Measured) -> dict[str, str]:
+    """The digests of one, and of the other's further inputs."""
+    known, new = (json.loads(each.about.get("data") or "{}") for each in (before, one))
+    data = {kind: known[kind] for kind in split_further(before.cell.further) if kind in known} | new
+    return {"data": _text(data)} if data else {}
 
 
 def _is_same_network(one: Measured, other: Measured) -> bool:
@@ -291,7 +347,7 @@ def _is_same_network(one: Measured, other: Measured) -> bool:
     return one.about.get("folder") == other.about.get("folder") and math.isclose(*losses, rel_tol=1e-3)
 
 
-def _measure_all(cells: Sequence[tuple[Path, Cell]], jobs: int) -> Iterator[Measured]:
+def _measure_all(cells: Sequence[tuple[Path, Cell]], jobs: int) -> Iterator[Measured | DamagedCell]:
     if jobs == 1 or len(cells) < 2:
         yield from map(_measure_folder, cells)
         return
@@ -305,6 +361,11 @@ def _keep_to_one_thread() -> None:
     threadpool_limits(1)
 
 
-def _measure_folder(place: tuple[Path, Cell]) -> Measured:
+def _measure_folder(place: tuple[Path, Cell]) -> Measured | DamagedCell:
     folder, cell = place
-    return measure(read_result(folder, cell), folder)
+    try:
+        return measure(read_result(folder, cell), folder)
+    except DamagedCell as error:
+        return error
+    except KeyError as error:  # its further sets are not those of this version
+        return DamagedCell(folder / RECORD, f"it has no set {error}")

@@ -7,7 +7,6 @@ back. Nothing lives on a node alone.
 
 import logging
 import math
-import os
 import socket
 import uuid
 from collections.abc import Iterator, Mapping
@@ -17,8 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from demur.study.engine import Outcome, Place, Step, Workers, attempt, locked
-from demur.study.results import RECORD
+from demur.files import locked, replacing
+from demur.study.engine import Outcome, Place, Step, Workers, attempt
+from demur.study.records import RECORD
 from demur.tasks import Store
 
 RETRIES = 3  # of a step whose worker or node was lost
@@ -135,6 +135,5 @@ def write_folder(folder: Path, files: Files) -> None:
     """The record last: a folder with a record is whole."""
     with locked(folder):
         for name in sorted(files, key=lambda name: name == RECORD):
-            unfinished = folder / f"{name}.part"
-            unfinished.write_bytes(files[name])
-            os.replace(unfinished, folder / name)
+            with replacing(folder / name) as unfinished:
+                unfinished.write_bytes(files[name])

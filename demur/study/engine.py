@@ -1,206 +1,25 @@
 """Running many cells, without repeating or corrupting each other's work, whoever does it."""
 
-import fcntl
-import platform
-import subprocess
-import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-import demur
-from demur.checkpoint import checkpointed, seconds_in
-from demur.inference import INFERENCES
-from demur.method import method_name
-from demur.posterior import Posterior, load, save
-from demur.predictive import predict
-from demur.study.conventions import Data, Fit, resolve
-from demur.study.further import FURTHER
-from demur.study.grid import Cell, split_further
-from demur.study.results import (
-    POSTERIOR,
-    Result,
-    describe,
-    folder_name,
-    is_done,
-    read_record,
-    read_result,
-    write_further,
-    write_record,
-    write_result,
-)
-from demur.tasks import Store, Task
-from demur.tasks import load as load_task
+from demur.study.cells import CHECKPOINT, Place, fitted, is_answered, parts_of, run_cell
+from demur.study.cells import circumstances as circumstances
+from demur.study.cells import networks_of as networks_of
+from demur.study.conventions import Fit, resolve
+from demur.study.grid import Cell
+from demur.study.records import DamagedCell, leave_out, read_record
+from demur.study.results import POSTERIOR, Result, folder_name, is_done, read_result
 from demur.training import of_start_up
 
-CHECKPOINT, LOG = "checkpoint.safetensors", "log.txt"
-SECONDS = "seconds"  # what it took to fit, parts and earlier tries included
-NAMES = {type(build()): name for name, build in INFERENCES.items()}
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a study runs: results, data sets, device.
-
-    `threads` is a process's, and not what the machine has: the last bits of a sum depend on it.
-    """
-
-    runs: Path
-    store: Store
-    device: str = "cpu"
-    keep_posteriors: bool = True
-    threads: int = 1
-
-    def folder(self, cell: Cell) -> Path:
-        return self.runs / folder_name(resolve(cell, self.store))
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Only one process at a time is inside; a lock dies with its process."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-@lru_cache(maxsize=2)
-def load_data(data: Data, store: Store, device: str) -> Task:
-    task = load_task(
-        data.name,
-        store=store,
-        outliers=data.outliers,
-        limit=data.limit,
-        validation=data.validation,
-        inside=data.inside,
-        outside=data.outside,
-    ).to(device)
-    return task if data.augment else replace(task, augment=None)
-
-
-def parts_of(fit: Fit) -> list[Fit]:
-    """The fits that this one is made from. Only Laplace looks at validation data, so others share theirs."""
-    data = replace(fit.data, validation="train")
-    likelihood = fit.method.partition("+")[2] or "plain"
-    return [
-        replace(fit, method=method_name(NAMES[type(part)], likelihood), data=data, inference=part, recipe=recipe)
-        for part, recipe in fit.inference.parts(fit.recipe)
-    ]
-
-
-def networks_of(cells: Sequence[Cell], store: Store) -> set[str]:
-    """The folders of all networks that must be trained, each counted once however many cells share it."""
-
-    def leaves(fit: Fit) -> Iterator[Fit]:
-        parts = parts_of(fit)
-        if not parts:
-            yield fit
-        for part in parts:
-            yield from leaves(part)
-
-    return {folder_name(leaf) for cell in cells for leaf in leaves(resolve(cell, store))}
-
-
-def fitted(fit: Fit, place: Place) -> Posterior:
-    """The posterior: read, or fitted from its parts, continuing where an earlier process was stopped."""
-    folder = place.runs / folder_name(fit)
-    task = load_data(fit.data, place.store, place.device)
-    likelihood = fit.likelihood(task.num_classes)
-    with locked(folder):
-        if (folder / POSTERIOR).exists():
-            return load(folder / POSTERIOR, partial(fit.network, likelihood.num_outputs), place.device)
-        parts = [fitted(part, place) for part in parts_of(fit)]
-        started = time.perf_counter() - seconds_in(folder / CHECKPOINT)
-        with checkpointed(folder / CHECKPOINT):
-            posterior = fit.inference.fit(fit.network, likelihood, task, fit.recipe, parts)
-        seconds = time.perf_counter() - started
-        before = [float((place.runs / folder_name(part) / SECONDS).read_text("utf-8")) for part in parts_of(fit)]
-        (folder / SECONDS).write_text(f"{seconds + sum(before)}\n", "utf-8")
-        if place.keep_posteriors or not parts:
-            save(posterior, folder / POSTERIOR)
-        (folder / CHECKPOINT).unlink(missing_ok=True)
-    return posterior
-
-
-def run_cell(cell: Cell, place: Place) -> Path:
-    """Make the cell's folder whole, or leave it if it is."""
-    fit = resolve(cell, place.store)
-    folder = place.runs / folder_name(fit)
-    if not is_done(folder):
-        posterior = fitted(fit, place)
-        task = load_data(fit.data, place.store, place.device)
-        likelihood = fit.likelihood(task.num_classes)
-        with locked(folder):
-            if not is_done(folder):
-                started = time.perf_counter()
-                inputs = {"test": task.test.x, **{f"ood/{name}": x for name, x in task.ood_test.items()}}
-                sets = {name: predict(posterior, likelihood, x) for name, x in inputs.items()}
-                record = {
-                    "fit": describe(fit),
-                    "sets": list(sets),
-                    "classes": task.num_classes,
-                    "training_inputs": len(task.train),
-                    "trained_with": None if likelihood.outside is None else task.trained_with,
-                    "missing": list(task.missing),
-                    "notes": dict(task.notes),
-                    "seconds": {
-                        "fit": float((folder / SECONDS).read_text("utf-8")),
-                        "predict": time.perf_counter() - started,
-                    },
-                    **circumstances(place.device),
-                }
-                write_result(folder, cell, task.test.y, sets, record)
-    if not is_done(folder, cell.further):
-        add_further(cell, fit, place)
-    with locked(folder):
-        record = read_record(folder)
-        if not is_among(cell, record):
-            write_record(folder, {**record, "cells": [*record["cells"], asdict(cell)]})
-    return folder
-
-
-def is_answered(cell: Cell, folder: Path) -> bool:
-    return is_done(folder, cell.further) and is_among(cell, read_record(folder))
-
-
-def is_among(cell: Cell, record: Mapping[str, Any]) -> bool:
-    """Whether the folder of this record has been asked for the cell; what further inputs it has is told elsewhere."""
-    return asdict(cell) | {"further": None} in [asked | {"further": None} for asked in record["cells"]]
-
-
-def add_further(cell: Cell, fit: Fit, place: Place) -> None:
-    """Predict those of the cell's further inputs that are not there, with the posterior of a folder that is whole."""
-    folder, posterior = place.runs / folder_name(fit), fitted(fit, place)
-    likelihood = fit.likelihood(load_data(fit.data, place.store, place.device).num_classes)
-    for kind in split_further(cell.further):
-        with locked(folder):
-            if not is_done(folder, kind):
-                y, inputs = FURTHER[kind](fit.data, place.store)
-                sets = {name: predict(posterior, likelihood, x.to(place.device)) for name, x in inputs.items()}
-                write_further(folder, kind, y, sets)
-
-
-def circumstances(device: str) -> dict[str, Any]:
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or "CPU"
-    commit = subprocess.run(
-        ["git", "-C", str(Path(demur.__file__).parent), "rev-parse", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return {
-        "device": name,
-        "threads": torch.get_num_threads(),
-        "versions": {"demur": demur.__version__, "torch": torch.__version__, "python": platform.python_version()},
-        "commit": commit.stdout.strip() or None,
-    }
+LOG = "log.txt"
 
 
 @dataclass(frozen=True)
@@ -325,9 +144,8 @@ def run_cells(
             for stale in (LOG, CHECKPOINT):
                 (folder / stale).unlink(missing_ok=True)
         else:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / LOG).write_text(outcome.log, "utf-8")
-            failures.extend(Failure(cell, f"{outcome.failed} (log: {folder / LOG})") for cell in step.cells)
+            reason = f"{outcome.failed} ({write_log(folder, outcome.log)})"
+            failures.extend(Failure(cell, reason) for cell in step.cells)
         after(total - len(waiting) - len(running), total, f"{step}: failed" if outcome.failed else str(step))
         if outcome.failed is not None:
             hence = Outcome(f"{step}, failed: {outcome.failed}", f"{step.name} failed:\n{outcome.log}")
@@ -348,13 +166,23 @@ def run_cells(
     return failures
 
 
+def write_log(folder: Path, log: str) -> str:
+    """Where it is; a full disk, of which a log may tell, has no room for it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / LOG).write_text(log, "utf-8")
+    except OSError as error:
+        return f"no log could be written: {error}"
+    return f"log: {folder / LOG}"
+
+
 def seconds_left(cells: Sequence[Cell], place: Place, jobs: int = 1) -> str:
     """What the cells that are not done will take, going by those that are: of the same method and task, or any."""
     known: dict[tuple[str, str], list[float]] = {}
     waiting = []
     for cell in cells:
         folder = place.folder(cell)
-        if is_done(folder, cell.further):
+        if is_answered(cell, folder):
             seconds = sum(read_record(folder)["seconds"].values())
             known.setdefault((cell.task, cell.method), []).append(seconds)
             known.setdefault((cell.task, ""), []).append(seconds)
@@ -368,6 +196,13 @@ def seconds_left(cells: Sequence[Cell], place: Place, jobs: int = 1) -> str:
 
 
 def results_of(cells: Sequence[Cell], place: Place) -> list[Result]:
-    """What is done of the cells, in their order."""
-    folders = [(place.folder(cell), cell) for cell in cells]
-    return [read_result(folder, cell) for folder, cell in folders if is_done(folder, cell.further)]
+    """What is done of the cells, in their order; damaged ones are left out, and warned of."""
+    found = []
+    for cell in cells:
+        folder = place.folder(cell)
+        try:
+            if is_done(folder, cell.further):
+                found.append(read_result(folder, cell))
+        except DamagedCell as error:
+            leave_out(error)
+    return found

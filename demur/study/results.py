@@ -3,23 +3,37 @@
 import hashlib
 import inspect
 import json
-import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from demur.files import locked, replacing
 from demur.metrics import Prediction
+from demur.provenance import digest
 from demur.study.conventions import Fit
 from demur.study.grid import Cell, join_further, split_further
+from demur.study.records import (
+    DIGESTS,
+    RECORD,
+    DamagedCell,
+    check_record,
+    leave_out,
+    read_record,
+    read_records,
+    write_record,
+)
 
-PREDICTIONS, RECORD, POSTERIOR = "predictions.safetensors", "cell.json", "posterior.safetensors"
+PREDICTIONS, POSTERIOR = "predictions.safetensors", "posterior.safetensors"
 SHARD = 15 * 2**20  # bytes of a packed file
+FOLDER = re.compile(r"\w[\w+.-]*")  # what folder_name makes
 
 
 @dataclass(frozen=True)
@@ -72,22 +86,30 @@ def write_result(
     folder: Path, cell: Cell, y: Tensor, sets: Mapping[str, Prediction], record: Mapping[str, Any]
 ) -> None:
     """Predictions first, the record last: a folder with a record is whole."""
-    write_predictions(folder / PREDICTIONS, Predicted(y, sets))
-    write_record(folder, {**record, "cells": [asdict(cell)]})
+    digests = {PREDICTIONS: write_predictions(folder / PREDICTIONS, Predicted(y, sets))}
+    write_record(folder, {**record, DIGESTS: digests, "cells": [asdict(cell)]})
 
 
-def write_further(folder: Path, name: str, y: Tensor, sets: Mapping[str, Prediction]) -> None:
-    """Beside the predictions of a whole folder; again the record last."""
-    write_predictions(folder / file_of(name), Predicted(y, sets))
+def write_further(
+    folder: Path, name: str, y: Tensor, sets: Mapping[str, Prediction], data: Mapping[str, str] | None = None
+) -> None:
+    """Beside the predictions of a whole folder; again the record last. `data` are hashes of what was predicted."""
+    digests = {file_of(name): write_predictions(folder / file_of(name), Predicted(y, sets))}
     record = read_record(folder)
-    write_record(folder, {**record, "further": {**record.get("further", {}), name: list(sets)}})
+    added: dict[str, Mapping[str, Any]] = {
+        "further": {name: list(sets)},
+        DIGESTS: digests,
+        **({"data": data} if data else {}),
+    }
+    write_record(folder, {**record, **{key: {**record.get(key, {}), **value} for key, value in added.items()}})
 
 
 def file_of(further: str) -> str:
     return f"{further}.safetensors"
 
 
-def write_predictions(path: Path, predicted: Predicted) -> None:
+def write_predictions(path: Path, predicted: Predicted) -> str:
+    """The digest of what was written."""
     tensors = {"y": predicted.y.cpu()}
     for name, prediction in predicted.sets.items():
         tensors[f"{name}/probs"] = prediction.probs
@@ -95,41 +117,43 @@ def write_predictions(path: Path, predicted: Predicted) -> None:
         if prediction.none is not None:
             tensors[f"{name}/none"] = prediction.none
     write_tensors(path, tensors)
+    return digest(tensors)
 
 
-def read_predictions(path: Path, names: Iterable[str]) -> Predicted:
-    try:
-        with safe_open(path, "pt") as file:
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
-    except (SafetensorError, OSError) as error:
-        message = f"{path} is damaged ({error}); delete its folder, and the study makes it anew"
-        raise ValueError(message) from None
-    sets = {
-        name: Prediction(tensors[f"{name}/probs"], tensors.get(f"{name}/none"), tensors[f"{name}/expected_entropy"])
-        for name in names
-    }
+def read_predictions(path: Path, names: Iterable[str], written: str | None = None) -> Predicted:
+    """The sets of a file; `written` is the digest of its content, where the record has one."""
+    tensors = read_tensors(path)
+    if written is not None and digest(tensors) != written:
+        raise DamagedCell(path, "it holds other predictions than were written")
+    sets = {name: _prediction(tensors, name, path) for name in names}
+    if tensors.get("y", torch.empty(0)).dtype != torch.int64:
+        raise DamagedCell(path, "it has no labels")
     return Predicted(tensors["y"], sets)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    unfinished = path.with_name(f"{path.name}.part")
-    save_file({key: value.contiguous() for key, value in tensors.items()}, unfinished, metadata=dict(metadata or {}))
-    os.replace(unfinished, path)
+def _prediction(tensors: Mapping[str, Tensor], name: str, path: Path) -> Prediction:
+    probs, none, entropy = (tensors.get(f"{name}/{part}") for part in ("probs", "none", "expected_entropy"))
+    if probs is None or entropy is None:
+        raise DamagedCell(path, f"it has no predictions of {name}")
+    if probs.dim() != 2 or any(part is not None and part.shape != probs.shape[:1] for part in (none, entropy)):
+        raise DamagedCell(path, f"the predictions of {name} are of different shapes")
+    if not all(part.isfinite().all() for part in (probs, none, entropy) if part is not None):
+        raise DamagedCell(path, f"the predictions of {name} have NaN or infinite values")
+    return Prediction(probs, none, entropy)
 
 
-def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    unfinished = folder / f"{RECORD}.part"
-    unfinished.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", "utf-8")
-    os.replace(unfinished, folder / RECORD)
-
-
-def read_record(folder: Path) -> dict[str, Any]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
-        return json.loads((folder / RECORD).read_text("utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{folder / RECORD} is damaged ({error}); delete the folder, and the study makes it anew"
-        ) from None
+        with safe_open(path, "pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
+    except (SafetensorError, OSError) as error:
+        raise DamagedCell(path, error) from None
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    with replacing(path) as unfinished:
+        whole = {key: value.contiguous() for key, value in tensors.items()}
+        save_file(whole, unfinished, metadata=dict(metadata or {}))
 
 
 def is_done(folder: Path, further: str | None = None) -> bool:
@@ -140,11 +164,16 @@ def is_done(folder: Path, further: str | None = None) -> bool:
 def read_result(folder: Path, cell: Cell) -> Result:
     """The cell's predictions, with those of its further inputs that the folder has."""
     record = read_record(folder)
-    main = read_predictions(folder / PREDICTIONS, record["sets"])
+    digests = record.get(DIGESTS, {})
+    main = read_predictions(folder / PREDICTIONS, record["sets"], digests.get(PREDICTIONS))
+    if len(main.y) != len(main.sets["test"]):
+        raise DamagedCell(folder / PREDICTIONS, f"{len(main.sets['test'])} predictions have {len(main.y)} labels")
+    if len(main.y) == 0 or not 0 <= int(main.y.min()) <= int(main.y.max()) < main.sets["test"].probs.shape[1]:
+        raise DamagedCell(folder / PREDICTIONS, "there are labels of no class, or none")
     ood = {name.removeprefix("ood/"): one for name, one in main.sets.items() if name.startswith("ood/")}
     there = record.get("further", {})
     further = {
-        kind: read_predictions(folder / file_of(kind), there[kind])
+        kind: read_predictions(folder / file_of(kind), there[kind], digests.get(file_of(kind)))
         for kind in split_further(cell.further)
         if kind in there
     }
@@ -152,13 +181,15 @@ def read_result(folder: Path, cell: Cell) -> Result:
 
 
 def find_cells(runs: Path) -> list[tuple[Path, Cell]]:
-    """Every cell that the folder was asked for, and where it lies; in a fixed order, of the same the newest last."""
+    """Every cell that the folder was asked for, and where it lies; in a fixed order, of the same the newest last.
+
+    Damaged ones are left out, and warned of.
+    """
     found = []
-    for path in sorted(runs.glob(f"*/{RECORD}"), key=lambda path: path.stat().st_mtime_ns):
-        record = read_record(path.parent)
+    for folder, record in read_records(runs):
         further = join_further(record.get("further", {}))
         asked = dict.fromkeys(replace(Cell(**cell), further=further) for cell in record["cells"])
-        found += [(path.parent, cell) for cell in asked]
+        found += [(folder, cell) for cell in asked]
     return sorted(found, key=lambda pair: [str(value) for value in asdict(pair[1]).values()])
 
 
@@ -168,26 +199,30 @@ def read_results(runs: Path) -> list[Result]:
 
 def pack(runs: Path, out: Path) -> list[Path]:
     """The predictions of all cells in a few files of at most 15 MiB; studies move between machines that way."""
-    out.mkdir(parents=True, exist_ok=True)
+    records = {folder.name: record for folder, record in read_records(runs)}
     batches: list[tuple[dict[str, Tensor], dict[str, str]]] = [({}, {})]
     size = 0
-    for path in sorted(runs.glob(f"*/{RECORD}")):
-        folder = path.parent
-        for file_name in files_of(read_record(folder)):
-            with safe_open(folder / file_name, "pt") as file:
-                for key in file.keys():  # noqa: SIM118
-                    tensor = file.get_tensor(key)
-                    if size + tensor.nbytes > SHARD - 2**18:  # room for the header
-                        batches.append(({}, {}))
-                        size = 0
-                    batches[-1][0][f"{folder.name}/{file_name}/{key}"] = tensor
-                    batches[-1][1][folder.name] = path.read_text("utf-8")
-                    size += tensor.nbytes
+    for name, record in sorted(records.items()):
+        try:
+            content = {file: read_tensors(runs / name / file) for file in files_of(record)}
+            check_content(content, record, runs / name)
+        except DamagedCell as error:
+            leave_out(error)
+            continue
+        for file_name, key, tensor in ((file, key, content[file][key]) for file in content for key in content[file]):
+            if size + tensor.nbytes > SHARD - 2**18:  # room for the header
+                batches.append(({}, {}))
+                size = 0
+            batches[-1][0][f"{name}/{file_name}/{key}"] = tensor
+            batches[-1][1][name] = (runs / name / RECORD).read_text("utf-8")
+            size += tensor.nbytes
+    if not batches[0][0]:
+        raise ValueError(f"there are no whole cells in {runs} to pack; name the folder of a study with --runs")
+    out.mkdir(parents=True, exist_ok=True)
     files = []
-    for index, (tensors, records) in enumerate(batches):
-        if tensors:
-            files.append(out / f"pack-{index:05d}-of-{len(batches):05d}.safetensors")
-            write_tensors(files[-1], tensors, records)
+    for index, (tensors, kept) in enumerate(batches):
+        files.append(out / f"pack-{index:05d}-of-{len(batches):05d}.safetensors")
+        write_tensors(files[-1], tensors, kept)
     return files
 
 
@@ -196,39 +231,68 @@ def files_of(record: Mapping[str, Any]) -> dict[str, list[str]]:
     return {PREDICTIONS: record["sets"]} | {file_of(name): sets for name, sets in record.get("further", {}).items()}
 
 
+def check_content(content: Mapping[str, Mapping[str, Tensor]], record: Mapping[str, Any], folder: Path) -> None:
+    """Refuse tensors that are not those of the record: by digest, or where it has none, by name."""
+    for file, sets in files_of(record).items():
+        tensors, written = content.get(file, {}), record.get(DIGESTS, {}).get(file)
+        if written is not None and digest(dict(tensors)) != written:
+            raise DamagedCell(folder / file, "it holds other predictions than were written")
+        for name in sets:
+            _prediction(tensors, name, folder / file)
+
+
 def unpack(files: Iterable[Path], runs: Path) -> list[Path]:
     """Put packed predictions back into their folders; what is there already stays."""
     tensors: dict[str, dict[str, dict[str, Tensor]]] = {}  # by folder and file
-    records: dict[str, str] = {}
+    records: dict[str, Any] = {}
     for path in files:
         try:
             with safe_open(path, "pt") as file:
-                records |= file.metadata() or {}
+                records |= {name: json.loads(record) for name, record in (file.metadata() or {}).items()}
                 for key in file.keys():  # noqa: SIM118
                     folder_name, file_name, name = key.split("/", 2)
                     tensors.setdefault(folder_name, {}).setdefault(file_name, {})[name] = file.get_tensor(key)
-        except (SafetensorError, OSError, ValueError) as error:
+        except (SafetensorError, OSError, ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not a pack of predictions, or it is damaged ({error}); pack it anew") from None
-    written = []
-    for folder_name, content in tensors.items():
-        record, folder = json.loads(records[folder_name]), runs / folder_name
-        wanted = {(file, f"{name}/probs") for file, sets in files_of(record).items() for name in sets}
-        absent = wanted - {(file, name) for file in content for name in content[file]}
-        if Path(folder_name).name != folder_name or absent:
-            raise ValueError(f"the packs lack {sorted(absent)} of {folder_name}; unpack all files of one pack together")
+    for name in tensors:
+        check_packed(runs / name, name, tensors[name], records.get(name))
+    return [runs / name for name in tensors if _put(runs / name, tensors[name], records[name])]
+
+
+def check_packed(folder: Path, name: str, content: Mapping[str, Mapping[str, Tensor]], record: object) -> None:
+    """Before anything is written: the folder lies where it should, and will be whole."""
+    if not FOLDER.fullmatch(name):
+        raise ValueError(f"the packs have a folder {name!r}, which cannot be a cell's; nothing is unpacked")
+    if folder.is_symlink():
+        raise ValueError(f"{folder} is a link to elsewhere; delete it, or unpack into another folder")
+    try:
+        check_record(record, folder / RECORD)
+        assert isinstance(record, dict)
+        check_content(content, record, folder)
+    except DamagedCell as error:
+        raise ValueError(
+            f"the packs lack something of {name} ({error.reason}); unpack all files of one pack together"
+        ) from None
+    is_done(folder)  # what is there and damaged is refused, too
+
+
+def _put(folder: Path, content: Mapping[str, Mapping[str, Tensor]], record: Mapping[str, Any]) -> bool:
+    """Whether anything was not there yet."""
+    with locked(folder):
         there = read_record(folder) if is_done(folder) else None
         new = [file for file in files_of(record) if there is None or file not in files_of(there)]
-        folder.mkdir(parents=True, exist_ok=True)
         for file_name in new:
             write_tensors(folder / file_name, content[file_name])
         if new:
-            write_record(folder, record if there is None else _joined(there, record))
-            written.append(folder)
-    return written
+            write_record(folder, record if there is None else _joined(there, record, new))
+    return bool(new)
 
 
-def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+def _joined(first: Mapping[str, Any], second: Mapping[str, Any], new: Iterable[str]) -> dict[str, Any]:
     """Two records of one folder: the first, with what else the second was asked."""
     more = [cell for cell in second["cells"] if cell not in first["cells"]]
-    further = second.get("further", {}) | first.get("further", {})
-    return {**first, "cells": [*first["cells"], *more], "further": further}
+    kinds = [kind for kind in second.get("further", {}) if file_of(kind) in new]
+    names = {"further": kinds, "data": kinds, DIGESTS: new}
+    added = {key: {name: second[key][name] for name in names[key] if name in second.get(key, {})} for key in names}
+    joined = {key: first.get(key, {}) | value for key, value in added.items() if value}
+    return {**first, **joined, "cells": [*first["cells"], *more]}

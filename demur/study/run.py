@@ -11,7 +11,7 @@ from torch import Tensor
 
 from demur.method import parse_method
 from demur.metrics import METRICS, Prediction, ood_metrics
-from demur.posterior import load, read_about, save
+from demur.posterior_file import load, read_about, save
 from demur.predictive import predict
 from demur.study.grid import setting
 from demur.study.results import Result

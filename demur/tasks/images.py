@@ -83,9 +83,9 @@ def image_task(
     shape, classes = train.x.shape[1:], store.classes(name, "train")
 
     def source(part: str) -> OutlierSource:
-        name, _, how = part.rpartition("_")
-        if how == LEVELLED and name not in MADE:
-            return Levelled(source(name), mean_power(train.x))
+        original, _, how = part.rpartition("_")
+        if how == LEVELLED and original not in MADE:
+            return Levelled(source(original), mean_power(train.x))
         if part in MADE:
             return MADE[part](train.x)
         pictures = pictures_named(store, part)

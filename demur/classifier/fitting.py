@@ -1,0 +1,116 @@
+"""What a fit holds out, what it fits with, and what it says of the result."""
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from demur.classifier.decision import Decision, least_count
+from demur.inference import Inference, Laplace
+from demur.method import Method
+from demur.metrics import Prediction
+from demur.networks import Network
+from demur.posterior import Posterior
+from demur.streams import generator_for
+
+TUNING = 19  # inliers that a prior can be tuned with, where there are few
+UNSEEN = 1_000  # outliers to measure with, at most
+FEWEST = 20  # outliers of which some can be held out
+
+
+def divided(
+    labels: Tensor, fraction: float, keep: float, seed: int, by_class: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows to train, to tune and to calibrate with, at random; one of each class is trained with whatever happens."""
+    count, classes = len(labels), labels.unique()
+    order = torch.randperm(count, generator=generator_for("held out", seed))
+    first = torch.tensor([int((labels[order] == code).nonzero()[0]) for code in classes])
+    free = torch.ones(count, dtype=torch.bool).index_fill_(0, first, False)
+    each = math.ceil(fraction * count / 2)
+    # answers are not spread evenly over the classes, so half as many again
+    least = math.ceil(1.5 * len(classes) * least_count(keep)) if by_class else least_count(keep)
+    calibration = min(max(each, least), count // 3)
+    tuning = min(max(each, min(TUNING, count // 10)), count // 3)
+    held_out = order[free][: tuning + calibration]
+    if len(held_out) < 2:
+        raise ValueError(
+            f"{count} inputs (n_samples={count}) are too few for {len(classes)} classes: some must be held out; "
+            f"give at least {len(classes) + 2}"
+        )
+    calibration = max(1, min(calibration, len(held_out) - 1))
+    train = order[~torch.isin(order, held_out)]
+    return train, held_out[calibration:], held_out[:calibration]
+
+
+def held_out_outliers(outliers: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor | None]:
+    """Those to train with, and some to measure with; where there are few, all are trained with."""
+    if len(outliers) < FEWEST:
+        return outliers, None
+    count = min(UNSEEN, math.ceil(fraction * len(outliers)))
+    order = torch.randperm(len(outliers), generator=generator_for("held out outliers", seed))
+    return outliers[order[count:].sort().values], outliers[order[:count].sort().values]
+
+
+def fitting_inference(method: Method, network: Network, num_outputs: int) -> Inference:
+    """The method's own, but over the head alone where the trunk is recurrent: its curvature has no fast rule."""
+    if method.inference != Laplace():
+        return method.inference
+    with torch.random.fork_rng(devices=[]):
+        modules = list(network(num_outputs).modules())
+    return Laplace(over="head") if any(isinstance(module, nn.RNNBase) for module in modules) else method.inference
+
+
+def measured(
+    decision: Decision,
+    classes: np.ndarray,
+    tuned: tuple[Prediction, Tensor],
+    calibrated: tuple[Prediction, Tensor],
+    unseen: Prediction | None,
+) -> dict[str, Any]:
+    """Accuracy and coverage on held-out inliers, and the fraction of held-out outliers that is abstained on."""
+    right = np.concatenate([(made.probs.argmax(1) == y).numpy(force=True) for made, y in (tuned, calibrated)])
+    accepted = decision.accepts(tuned[0])  # of those that the limits were not chosen by
+    y = tuned[1].numpy(force=True)
+    report: dict[str, Any] = {
+        "accuracy": float(right.mean()),
+        "kept": float(accepted.mean()),
+        "kept_by_class": {
+            str(name): float(accepted[y == code].mean()) for code, name in enumerate(classes) if (y == code).any()
+        },
+        "guaranteed": decision.guaranteed,
+        "unseen_outliers": 0,
+        "outliers_abstained": None,
+    }
+    if unseen is not None:
+        report["unseen_outliers"] = len(unseen)
+        report["outliers_abstained"] = abstained = float(1 - decision.accepts(unseen).mean())
+        _warn_of_chance(abstained, len(unseen), 1 - decision.keep)
+    return report
+
+
+def _warn_of_chance(abstained: float, count: int, by_chance: float) -> None:
+    """Warn unless the fraction is clearly, by two standard errors, more than that of the inliers."""
+    if abstained > by_chance + 2 * math.sqrt(by_chance * (1 - by_chance) / count):
+        return
+    warnings.warn(
+        f"the model abstains on {abstained:.0%} of {count} outliers that it was not shown, hardly more than on inliers "
+        f"({by_chance:.0%}): it cannot tell them apart; train for longer (epochs), or show it more or other outliers",
+        stacklevel=5,
+    )
+
+
+def tuned_prior(posterior: Posterior) -> dict[str, Any]:
+    """The prior precision that Laplace chose, and the curve that it was chosen by."""
+    tunings = [tuning for _, part in posterior.components() if (tuning := getattr(part, "tuning", None)) is not None]
+    if not tunings:
+        return {}
+    precisions = [tuning.chosen for tuning in tunings]
+    curves = [
+        {"precision, nll, accuracy": [list(row) for row in tuning.rows], "map": list(tuning.at_map)}
+        for tuning in tunings
+    ]
+    one = len(tunings) == 1
+    return {"prior_precision": precisions[0] if one else precisions, "tuning": curves[0] if one else curves}

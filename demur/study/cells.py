@@ -1,0 +1,247 @@
+"""One cell: its networks fitted once, its predictions made once, whoever else wants them at the same time."""
+
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import demur
+from demur.checkpoint import checkpointed, seconds_in
+from demur.files import locked, replacing
+from demur.inference import INFERENCES
+from demur.method import method_name
+from demur.posterior import Mixture, Posterior
+from demur.posterior_file import load, read_about, save
+from demur.predictive import predict
+from demur.provenance import code, digest
+from demur.study.conventions import Data, Fit, resolve
+from demur.study.further import FURTHER
+from demur.study.grid import Cell, split_further
+from demur.study.records import DamagedCell, read_record, write_record
+from demur.study.results import POSTERIOR, describe, folder_name, is_done, write_further, write_result
+from demur.tasks import Store, Task
+from demur.tasks import load as load_task
+
+CHECKPOINT = "checkpoint.safetensors"
+FITTED_WITH = ("train", "validation", "outliers")
+SECONDS = "seconds"  # what it took to fit, parts and earlier tries included
+NAMES = {type(build()): name for name, build in INFERENCES.items()}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a study runs: results, data sets, device.
+
+    `threads` is a process's, and not what the machine has: the last bits of a sum depend on it.
+    """
+
+    runs: Path
+    store: Store
+    device: str = "cpu"
+    keep_posteriors: bool = True
+    threads: int = 1
+
+    def folder(self, cell: Cell) -> Path:
+        return self.runs / folder_name(resolve(cell, self.store))
+
+
+@lru_cache(maxsize=2)
+def load_data(data: Data, store: Store, device: str) -> Task:
+    task = load_task(
+        data.name,
+        store=store,
+        outliers=data.outliers,
+        limit=data.limit,
+        validation=data.validation,
+        inside=data.inside,
+        outside=data.outside,
+    ).to(device)
+    return task if data.augment else replace(task, augment=None)
+
+
+@lru_cache(maxsize=2)
+def digests_of(data: Data, store: Store, device: str) -> Mapping[str, str]:
+    """Of every set of the task, by name."""
+    task = load_data(data, store, device)
+    fitted_with = dict(zip(FITTED_WITH, (task.train, task.validation, task.outliers), strict=True))
+    tested_on = {"test": task.test, **{f"ood/{name}": x for name, x in task.ood_test.items()}}
+    return {name: digest(value) for name, value in {**fitted_with, **tested_on}.items()}
+
+
+def parts_of(fit: Fit) -> list[Fit]:
+    """The fits that this one is made from. Only Laplace looks at validation data, so others share theirs."""
+    data = replace(fit.data, validation="train")
+    likelihood = fit.method.partition("+")[2] or "plain"
+    return [
+        replace(fit, method=method_name(NAMES[type(part)], likelihood), data=data, inference=part, recipe=recipe)
+        for part, recipe in fit.inference.parts(fit.recipe)
+    ]
+
+
+def networks_of(cells: Sequence[Cell], store: Store) -> set[str]:
+    """The folders of all networks that must be trained, each counted once however many cells share it."""
+
+    def leaves(fit: Fit) -> Iterator[Fit]:
+        parts = parts_of(fit)
+        if not parts:
+            yield fit
+        for part in parts:
+            yield from leaves(part)
+
+    return {folder_name(leaf) for cell in cells for leaf in leaves(resolve(cell, store))}
+
+
+def fitted(fit: Fit, place: Place) -> Posterior:
+    """The posterior: read, or fitted from its parts, continuing where an earlier process was stopped."""
+    folder = place.runs / folder_name(fit)
+    task = load_data(fit.data, place.store, place.device)
+    likelihood = fit.likelihood(task.num_classes)
+    with locked(folder):
+        if (folder / POSTERIOR).exists():
+            return read_posterior(folder, partial(fit.network, likelihood.num_outputs), data_of(fit, place), place)
+        parts = [fitted(part, place) for part in parts_of(fit)]
+        started = time.perf_counter() - seconds_in(folder / CHECKPOINT)
+        with checkpointed(folder / CHECKPOINT) as kept:
+            posterior = fit.inference.fit(fit.network, likelihood, task, fit.recipe, parts)
+        seconds = time.perf_counter() - started
+        before = [read_seconds(place.runs / folder_name(part)) for part in parts_of(fit)]
+        with replacing(folder / SECONDS) as unfinished:
+            unfinished.write_text(f"{seconds + sum(before)}\n", "utf-8")
+        if place.keep_posteriors or not parts:
+            about = {"data": json.dumps(data_of(fit, place)), "resumed": json.dumps(kept.resumed)}
+            save(posterior, folder / POSTERIOR, about)
+        (folder / CHECKPOINT).unlink(missing_ok=True)
+    return posterior
+
+
+def data_of(fit: Fit, place: Place) -> dict[str, str]:
+    """Digests of the data that the fit may look at."""
+    unseen = () if fit.likelihood(2).outside is not None else ("outliers",)
+    digests = digests_of(fit.data, place.store, place.device)
+    return {name: digests[name] for name in FITTED_WITH if name not in unseen}
+
+
+def read_posterior(folder: Path, build: Callable[[], nn.Module], data: Mapping[str, str], place: Place) -> Posterior:
+    """The one in the folder, unless it was fitted with other data than there is now."""
+    path = folder / POSTERIOR
+    try:
+        said = json.loads(read_about(path).get("data", "null"))
+        posterior = load(path, build, place.device)
+    except ValueError as error:
+        raise ValueError(f"{error}; delete {path}, and the study fits it anew") from None
+    if said is not None and said != data:
+        other = ", ".join(name for name in {**said, **data} if said.get(name) != data.get(name))
+        raise ValueError(
+            f"{folder} was fitted with other data ({other}) than there is now; delete it, or name new runs"
+        )
+    return posterior
+
+
+def read_seconds(folder: Path) -> float:
+    try:
+        return float((folder / SECONDS).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise DamagedCell(folder / SECONDS, error) from None
+
+
+def run_cell(cell: Cell, place: Place) -> Path:
+    """Make the cell's folder whole, or leave it if it is."""
+    fit = resolve(cell, place.store)
+    folder = place.runs / folder_name(fit)
+    if not is_done(folder):
+        posterior = fitted(fit, place)
+        with locked(folder):
+            if not is_done(folder):
+                predict_sets(cell, fit, posterior, place)
+    if not is_done(folder, cell.further):
+        add_further(cell, fit, place)
+    with locked(folder):
+        record = read_record(folder)
+        if not is_among(cell, record):
+            write_record(folder, {**record, "cells": [*record["cells"], asdict(cell)]})
+    return folder
+
+
+def predict_sets(cell: Cell, fit: Fit, posterior: Posterior, place: Place) -> None:
+    """The cell's predictions and its record: all that can be known of how they were made."""
+    folder = place.runs / folder_name(fit)
+    task = load_data(fit.data, place.store, place.device)
+    likelihood = fit.likelihood(task.num_classes)
+    started = time.perf_counter()
+    inputs = {"test": task.test.x, **{f"ood/{name}": x for name, x in task.ood_test.items()}}
+    sets = {name: predict(posterior, likelihood, x) for name, x in inputs.items()}
+    seconds = {"fit": read_seconds(folder), "predict": time.perf_counter() - started}
+    digests = digests_of(fit.data, place.store, place.device)
+    # a posterior of an older version does not say what it was fitted with
+    known = not (folder / POSTERIOR).exists() or "data" in read_about(folder / POSTERIOR)
+    tuning = tuning_of(posterior)
+    record = {
+        "fit": describe(fit),
+        "sets": list(sets),
+        "classes": task.num_classes,
+        "training_inputs": len(task.train),
+        "trained_with": None if likelihood.outside is None else task.trained_with,
+        "missing": list(task.missing),
+        "notes": dict(task.notes),
+        "seconds": seconds,
+        "data": {name: digests[name] for name in sets} | (data_of(fit, place) if known else {}),
+        "tuning": tuning,
+        "prior_precision": chosen_in(tuning),
+        **circumstances(place.device),
+    }
+    write_result(folder, cell, task.test.y, sets, record)
+
+
+def tuning_of(posterior: Posterior) -> Any:
+    """How the prior precision was chosen; of a mixture, a list for its parts; None where nothing was."""
+    if isinstance(posterior, Mixture):
+        parts = [tuning_of(part) for part in posterior.parts]
+        return parts if any(parts) else None
+    tuning = getattr(posterior, "tuning", None)
+    return None if tuning is None else asdict(tuning)
+
+
+def chosen_in(tuning: Any) -> Any:
+    return [chosen_in(part) for part in tuning] if isinstance(tuning, list) else tuning and tuning["chosen"]
+
+
+def is_answered(cell: Cell, folder: Path) -> bool:
+    """A damaged folder answers nothing: whoever tries to make it says why."""
+    try:
+        return is_done(folder, cell.further) and is_among(cell, read_record(folder))
+    except DamagedCell:
+        return False
+
+
+def is_among(cell: Cell, record: Mapping[str, Any]) -> bool:
+    """Whether the folder of this record has been asked for the cell; what further inputs it has is told elsewhere."""
+    return asdict(cell) | {"further": None} in [asked | {"further": None} for asked in record["cells"]]
+
+
+def add_further(cell: Cell, fit: Fit, place: Place) -> None:
+    """Predict those of the cell's further inputs that are not there, with the posterior of a folder that is whole."""
+    folder, posterior = place.runs / folder_name(fit), fitted(fit, place)
+    likelihood = fit.likelihood(load_data(fit.data, place.store, place.device).num_classes)
+    for kind in split_further(cell.further):
+        with locked(folder):
+            if not is_done(folder, kind):
+                y, inputs = FURTHER[kind](fit.data, place.store)
+                sets = {name: predict(posterior, likelihood, x.to(place.device)) for name, x in inputs.items()}
+                write_further(folder, kind, y, sets, {kind: digest((y, inputs))})
+
+
+def circumstances(device: str) -> dict[str, Any]:
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or "CPU"
+    return {
+        "device": name,
+        "threads": torch.get_num_threads(),
+        "versions": {"demur": demur.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        **code(),
+    }

@@ -1,0 +1,141 @@
+"""Label, "unsure" and "unknown": promises kept, and answers that do not contradict each other."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from demur.classifier.decision import (
+    Decision,
+    calibrated,
+    class_probs,
+    conformal_quantile,
+    least_count,
+    score_of,
+    turning_point,
+)
+from demur.metrics import Prediction
+
+CLASSES = np.array(["a", "b"])
+
+
+def predictions(none: list[float], best: list[float]) -> Prediction:
+    none_, best_ = torch.tensor(none), torch.tensor(best)
+    probs = torch.stack([best_, 1 - none_ - best_], 1)
+    return Prediction(probs, none_, torch.zeros(len(none_)))
+
+
+def scored(scores) -> Prediction:
+    """Inputs whose none_share is these."""
+    none = torch.as_tensor(scores, dtype=torch.float32)
+    return Prediction(torch.stack([1 - none, 0 * none], 1), none, 0 * none)
+
+
+@pytest.mark.parametrize(("keep", "count"), [(0.9, 30), (0.5, 9), (0.95, 19), (1e-11, 20)])
+def test_fresh_inliers_are_accepted_as_often_as_promised(keep, count):
+    generator = torch.Generator().manual_seed(0)
+    accepted = []
+    for _ in range(2000):
+        none = torch.rand(count + 20, generator=generator)
+        accepted.append(calibrated(scored(none[:count]), "none_share", keep).accepts(scored(none[count:])).mean())
+    # without ties the probability is k / (n + 1), k = ceil((n + 1) keep)
+    exact = max(1, math.ceil(round((count + 1) * keep, 9))) / (count + 1)
+    assert np.mean(accepted) == pytest.approx(exact, abs=4 * np.std(accepted) / np.sqrt(len(accepted)))
+    assert keep <= exact
+
+
+def test_a_quantile_that_needs_more_than_there_are():
+    scores = np.arange(1.0, 20.0)
+    assert conformal_quantile(scores, 0.95) == 19
+    assert conformal_quantile(scores, 0.951) is None
+    assert conformal_quantile(scores, 0.05) == 1
+    assert conformal_quantile(scores, 0.051) == 2
+    assert conformal_quantile(scores, 1e-11) == 1
+
+
+def test_too_few_to_calibrate_with_are_told():
+    assert least_count(0.95) == 19
+    some = predictions([0.1] * 18, [0.8] * 18)
+    with pytest.warns(UserWarning, match="needs 19 inliers"):
+        assert calibrated(some, "none", 0.95).guaranteed == pytest.approx(18 / 19)
+    assert calibrated(predictions([0.1] * 19, [0.8] * 19), "none", 0.95).guaranteed == 0.95
+
+
+def test_what_is_abstained_on_is_unknown_where_none_is_more_probable_than_the_best_class():
+    made = predictions([0.01, 0.3, 0.6, float("nan")], [0.9, 0.4, 0.3, 0.5])
+    np.testing.assert_allclose(score_of(made, "none_share")[:3], [0.01 / 0.91, 0.3 / 0.7, 0.6 / 0.9], rtol=1e-6)
+    decision = calibrated(scored(np.linspace(0, 0.2, 99)), "none_share", 0.95)
+    assert decision.unknown == (0.5,)
+    assert decision.answers(made, CLASSES).tolist() == ["a", "unsure", "unknown", "unknown"]
+
+    without = Prediction(
+        torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.3, 0.3, 0.2, 0.2], [0.9, 0.1, 0.0, 0.0]]), None, torch.zeros(3)
+    )
+    assert turning_point("entropy", 4) == pytest.approx(math.log(2))
+    decision = Decision("entropy", (0.4,), (turning_point("entropy", 4) + 1e-6,), 0.95, 99)
+    # one of two is unsure, any of four is unknown
+    assert decision.answers(without, np.array([*"abcd"])).tolist() == ["unsure", "unknown", "a"]
+    with pytest.raises(ValueError, match="needs a none class"):
+        score_of(without, "none")
+
+
+@pytest.mark.parametrize("hardest", [0.2, 0.49, 0.51, 0.85, 0.99])
+@pytest.mark.parametrize("count", [19, 99, 400])
+def test_answers_go_from_label_to_unsure_to_unknown_whatever_the_threshold(hardest, count):
+    """An inlier may well be called "none" by the network: then that word alone does not make an input unknown."""
+    inliers = scored(np.linspace(0, hardest, count))
+    decision = calibrated(inliers, "none_share", 0.95)
+    answers = decision.answers(scored(np.linspace(0, 1, 2001)), CLASSES)
+    order = {"a": 0, "unsure": 1, "unknown": 2}
+    levels = np.array([order[answer] for answer in answers])
+    assert (np.diff(levels) >= 0).all()  # the higher the score, the less is said
+    assert "unsure" in answers
+    called = decision.calls_unknown(inliers).mean()
+    if decision.accept[0] < 0.5:
+        assert decision.unknown == (0.5,)
+        assert called <= 0.05
+    elif count < 99:
+        assert decision.unknown == (None,)  # too few to say so
+        assert "unknown" not in answers
+    else:
+        assert 0.5 < decision.accept[0] < decision.unknown[0] <= hardest + 1e-6
+        assert called <= 0.01  # a fifth of those that are abstained on
+
+
+def test_every_class_keeps_its_promise_where_asked():
+    """Of inputs that would be called b many have high scores; one threshold for all abstains on these alone."""
+    generator = torch.Generator().manual_seed(0)
+
+    def inliers(count: int) -> tuple[Prediction, np.ndarray]:
+        is_b = torch.rand(count, generator=generator) < 0.3
+        none = 0.3 * torch.rand(count, generator=generator) + 0.3 * is_b
+        best = (1 - none).unsqueeze(1) * torch.stack([~is_b, is_b], 1)
+        return Prediction(best, none, 0 * none), is_b.numpy()
+
+    pooled, single = [], []
+    for _ in range(300):
+        held_out, (fresh, is_b) = inliers(200)[0], inliers(400)
+        for by_class, found in ((False, pooled), (True, single)):
+            accepted = calibrated(held_out, "none_share", 0.9, by_class).accepts(fresh)
+            found.append((accepted[~is_b].mean(), accepted[is_b].mean()))
+    assert np.mean(pooled, 0)[0] == 1
+    assert np.mean(pooled, 0)[1] < 0.75
+    errors = np.std(single, 0) / np.sqrt(len(single))
+    assert (np.mean(single, 0) > 0.9 - 3 * errors).all()
+    assert (np.mean(single, 0) < 0.9 + 1 / 40 + 3 * errors).all()
+    with pytest.warns(UserWarning, match=r"1 of 2 classes are answered for fewer than 9 .* keep=0\.9 needs"):
+        decision = calibrated(scored(np.linspace(0, 0.2, 50)), "none_share", 0.9, by_class=True)
+    assert decision.accept[0] == decision.accept[1]
+
+
+def test_class_probabilities_are_given_a_class():
+    made = Prediction(torch.tensor([[0.2, 0.1], [0.0, 0.0]]), torch.tensor([0.7, 1.0]), torch.zeros(2))
+    np.testing.assert_allclose(class_probs(made), [[2 / 3, 1 / 3], [0.5, 0.5]], rtol=1e-6)
+
+
+def test_limits_in_the_wrong_order_are_refused():
+    with pytest.raises(ValueError, match=r"limit of the unknown, 0\.1, lies below"):
+        Decision("none_share", (0.2,), (0.1,), 0.95, 99)
+    with pytest.raises(ValueError, match="must be as many"):
+        Decision("none_share", (0.2, 0.3), (0.5,), 0.95, 99)
