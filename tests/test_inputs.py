@@ -365,3 +365,13 @@ def test_a_csv_is_read_by_threads_that_need_no_python(tmp_path, monkeypatch):
         monkeypatch.setattr("sys.stdin", file)
         np.testing.assert_array_equal(np.asarray(open_inputs(Path("-")).gathered().x), [[1, 2]])
     assert [type(file) for file in given] == [pa.OSFile, pa.BufferReader]
+
+
+@pytest.mark.parametrize(
+    "lines", [['"1,2', "3,4", "5,6"], ["1,2", '1,"2', "3,4"], ['"1,2', '3",4', "5,6"], ['1,"2', '3"', "4,5"]]
+)
+def test_an_open_quote_never_swallows_rows(tmp_path, lines):
+    path = written(tmp_path, "x.csv", "\n".join(["a,b", "7,8", *lines, "9,10"]) + "\n")
+    for tolerant in (False, True):
+        with pytest.raises(ValueError, match=r"x\.csv"):
+            list(open_inputs(path, tolerant=tolerant).batches)

@@ -79,7 +79,7 @@ def open_csv(stream: io.BufferedReader, asked: Asked) -> Inputs:
     def skip(row: pa.csv.InvalidRow) -> str:
         cells = f"{row.actual_columns} cells, not {row.expected_columns}"
         ragged[row.number] = f"{path} has {cells}, in row {row.number}; mend or remove it"
-        return "skip"
+        return "error" if "\n" in row.text else "skip"  # a quote that is not closed may have other rows in it
 
     parse = pa.csv.ParseOptions(
         delimiter=delimiter, newlines_in_values=texts, invalid_row_handler=skip if asked.tolerant else None
@@ -114,7 +114,7 @@ def open_csv(stream: io.BufferedReader, asked: Asked) -> Inputs:
             return Batch(names, [text for text in found if text is not None], y, wrong)
         rows = pa.Table.from_batches([part]).select(taken)
         if asked.tolerant:
-            rows = pa.table([as_numbers(column) for column in rows.columns], names=taken)
+            rows = pa.table([as_numbers(column, path) for column in rows.columns], names=taken)
         bad = wrong_rows(np.asarray(rows), path, [names[place] for place in places], taken, asked.tolerant)
         wrong |= {places[row]: why for row, why in bad.items()}
         right = pa.array([row not in bad for row in range(len(rows))], pa.bool_())
@@ -130,12 +130,15 @@ def decoded(text: str | bytes) -> str | None:
         return None
 
 
-def as_numbers(cells: pa.ChunkedArray) -> pa.Array:
-    """Cells (binary) as numbers, NaN where they are none."""
+def as_numbers(cells: pa.ChunkedArray, path: Path) -> pa.Array:
+    """Cells (binary) as numbers, NaN where they are none; several lines in one are refused, for they were rows."""
     try:
         return pa.compute.cast(pa.compute.utf8_trim_whitespace(cells.cast(pa.string())), pa.float64())
     except pa.ArrowInvalid:
-        return pa.array([as_number(cell) for cell in cells.to_pylist()], pa.float64())
+        found = cells.to_pylist()
+        if any(b"\n" in cell for cell in found):
+            raise ValueError(f"{path} has a quote that is not closed before the end of its line; close it") from None
+        return pa.array([as_number(cell) for cell in found], pa.float64())
 
 
 def as_number(cell: bytes) -> float:
