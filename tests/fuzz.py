@@ -2,8 +2,8 @@
 
 A run must end in one of two ways: one sentence and exit code 2, or the right answer. Right is, for a damaged model,
 what the whole one says; for a damaged input, what follows from it as a second, simple reader reads it; for damaged
-results and packs, what the whole ones say of the cells that are left. Nothing but the output may be touched. The runs are
-those of another process, so that one that aborts or hangs is noticed, and the next begins with a fresh one.
+results and packs, what the whole ones say of the cells that are left. Nothing but the output may be touched. The runs
+are those of another process, so that one that aborts or hangs is noticed, and the next begins with a fresh one.
 """
 
 import csv
@@ -185,8 +185,9 @@ def evaluated_rightly(trial: Trial) -> bool:
     if trial.case.how == "junk in JSON, hashes right":
         return True
     of_outliers = trial.case.what.startswith("outliers")
-    model = Classifier.load(trial.whole / KINDS[trial.case.damaged], device="cpu")
-    read = whole_read(trial.whole / trial.case.damaged if of_outliers else trial.given)
+    kind = KINDS.get(trial.case.damaged, trial.case.damaged.removesuffix(".demur"))
+    model = Classifier.load(trial.whole / kind, device="cpu")
+    read = whole_read(trial.whole / trial.case.damaged if of_outliers else input_for(trial))
     label = model.predict(read.x).astype(str)
     if of_outliers:
         outside = model.decide(whole_read(trial.given).x)

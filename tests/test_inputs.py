@@ -375,3 +375,10 @@ def test_an_open_quote_never_swallows_rows(tmp_path, lines):
     for tolerant in (False, True):
         with pytest.raises(ValueError, match=r"x\.csv"):
             list(open_inputs(path, tolerant=tolerant).batches)
+
+
+def test_a_ragged_row_that_is_no_text_is_refused_in_one_sentence(tmp_path, capfd):
+    path = written(tmp_path, "x.csv", b"a,b\n1,2\n\xe9\n3,4\n")
+    with pytest.raises(ValueError, match="Row #2: Expected 2 columns, got 1"):
+        list(open_inputs(path, tolerant=True).batches)
+    assert capfd.readouterr() == ("", "")

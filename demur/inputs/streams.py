@@ -6,9 +6,10 @@ import itertools
 import json
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -162,19 +163,34 @@ def csv_parts(
         read = pa.csv.ReadOptions(use_threads=False, column_names=header, block_size=block)
         try:
             seen = 0
-            for part in pa.csv.open_csv(reopened(), read, parse, convert):
+            with only_raised():
+                file = pa.csv.open_csv(reopened(), read, parse, convert)
+            while True:
+                with only_raised():
+                    part = next(file, None)
+                if part is None:
+                    return
                 fresh = part.slice(max(0, done - seen))
                 seen += len(part)
                 if len(fresh):
                     done = seen
                     yield fresh
-            return
         except pa.ArrowInvalid as error:
             if "straddl" not in str(error):
                 raise refusal(error, path, header) from None
             block *= 8
             if block > LONGEST:
                 raise ValueError(f"{path} has a row of more than {block // 2**23} MiB; shorten it") from None
+
+
+@contextmanager
+def only_raised() -> Iterator[None]:
+    """Arrow shows a row that is no UTF-8 to nobody: Python would print that its handler failed, beside the refusal."""
+    before, sys.unraisablehook = sys.unraisablehook, lambda failure: None
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def reopener(stream: io.BufferedReader) -> Callable[[], pa.NativeFile]:
