@@ -152,7 +152,8 @@ def test_there_may_be_no_home_and_no_name_of_the_user(rows):
     (rows / "sitecustomize.py").write_text(nobody)
     path = os.pathsep.join([str(rows), *sys.path[1:], os.getcwd()])
     fitted = in_shell("demur fit rows.csv -o nameless --epochs 1 --outliers rows.csv", rows, PYTHONPATH=path)
-    assert (fitted.returncode, fitted.stderr) == (0, "")
+    assert fitted.returncode == 0, fitted.stderr
+    assert (rows / "nameless" / "manifest.json").is_file()
     listed = in_shell("demur data list", rows, PYTHONPATH=path)
     assert listed.returncode == 2
     assert listed.stderr == (
