@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test results clean
+.PHONY: demo test mutants results clean
 
 demo: $(BIN)/demur
 	$(BIN)/demur demo
@@ -12,6 +12,10 @@ test: $(BIN)/demur
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+# small changes of the core, one at a time: do the tests notice? about a quarter of an hour on one core, and resumable
+mutants: $(BIN)/demur
+	$(BIN)/python experiments/mutants.py --least 95
 
 # what is in the repository, anew from its two tables; `demur report results runs --out results` adds cells to these
 results: $(BIN)/demur

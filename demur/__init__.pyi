@@ -20,9 +20,9 @@ from demur.likelihoods import none_class as none_class
 from demur.likelihoods import outlier_exposure as outlier_exposure
 from demur.likelihoods import plain as plain
 from demur.likelihoods import soft_labels as soft_labels
-from demur.method import METHODS as METHODS
-from demur.method import Method as Method
-from demur.method import parse_method as parse_method
+from demur.methods import METHODS as METHODS
+from demur.methods import Method as Method
+from demur.methods import parse_method as parse_method
 from demur.metrics import METRICS as METRICS
 from demur.metrics import SCORES as SCORES
 from demur.metrics import Prediction as Prediction

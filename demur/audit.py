@@ -10,13 +10,13 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.nn import functional as F
 
+from demur.data.store import Store
 from demur.names import choose
-from demur.sharpness import Sharpness, sharpness, sharpness_table
+from demur.outliers.overlap import overlapping_classes, read_class_names, read_known_overlap
+from demur.outliers.sharpness import Sharpness, sharpness, sharpness_table
+from demur.outliers.spectrum import cosines, unlevelled
+from demur.outliers.synthetic import LEVELLED, parts_of
 from demur.tasks.base import Task, as_input
-from demur.tasks.frequencies import cosines, unlevelled
-from demur.tasks.made import LEVELLED, parts_of
-from demur.tasks.overlap import overlapping_classes, read_class_names, read_known_overlap
-from demur.tasks.store import Store
 from demur.tasks.text import TOKENIZERS, UNKNOWN, Vocabulary, labelled, ood_texts, training_and_validation
 
 MAX_FLIPS = 14  # of the 63 bits of a picture's hash

@@ -23,47 +23,43 @@ from torch import Tensor, nn
 from demur.files import replacing
 from demur.provenance import digest
 
-SUFFIX = ".safetensors"
 SECONDS_BETWEEN = 2.0  # an epoch that is shorter is not worth a file
 
 
 @dataclass
 class Kept:
-    """Where a checkpoint is kept, or `several` in a folder; `resumed` has the epochs that networks had behind them when
-    they went on from it, `used` the files that were gone on from or written."""
+    """Where checkpoints lie, and what came of them inside the block.
+
+    `used` are the files that were continued from or may be written, `resumed` the epochs that networks had behind them
+    when they went on.
+    """
 
     path: Path
     made_with: str = ""
-    several: bool = False
     resumed: list[int] = field(default_factory=list)
     used: set[Path] = field(default_factory=set)
 
     def file_of(self, identity: str) -> Path:
         """Of the network with that identity."""
-        return self.path / f"{identity[:16]}{SUFFIX}" if self.several else self.path
+        return self.path / f"{identity[:16]}.safetensors" if self.path.is_dir() else self.path
 
-    def warn_of_strangers(self) -> None:
-        """If there are checkpoints, but none of the first network that is trained."""
-        if self.several and not self.used and any(self.path.glob(f"{'[0-9a-f]' * 16}{SUFFIX}")):
-            warnings.warn(
-                f"the checkpoint in {self.path} is of other data or other settings; it stays as it is, and training "
-                "begins from the start",
-                stacklevel=4,
-            )
+    def strangers(self) -> list[Path]:
+        """Checkpoints of other networks than those of this block."""
+        return sorted({*self.path.glob(f"{'[0-9a-f]' * 16}.safetensors")} - self.used) if self.path.is_dir() else []
 
 
 _kept: ContextVar[Kept | None] = ContextVar("checkpoint", default=None)
 
 
 @contextmanager
-def checkpointed(path: Path, made_with: str = "", several: bool = False) -> Iterator[Kept]:
-    """Have the network that is trained inside the block continue from `path`, if it exists, and write itself there.
+def checkpointed(path: Path, made_with: str = "") -> Iterator[Kept]:
+    """Have networks that are trained inside the block continue from `path`, if it exists, and write themselves there.
 
+    A file is one network's; in a folder, which must exist, each has a file of its own.
     Data, recipe, likelihood, optimiser and the shapes of the weights must be those of the checkpoint, or it is not
-    taken; what else must be the same, such as a penalty's strength, is for the caller to say in `made_with`. With
-    `several`, the path is a folder, and every network has a file of its own there.
+    taken; what else must be the same, such as a penalty's strength, is for the caller to say in `made_with`.
     """
-    kept = Kept(path, made_with, several)
+    kept = Kept(path, made_with)
     token = _kept.set(kept)
     try:
         yield kept
@@ -125,7 +121,7 @@ def put_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 class Checkpoint:
     """All that training changes. `kept` is the method's own, filled in place. Another `identity`'s file is ignored.
 
-    `identity` is asked for only where there is something to compare it with.
+    `identity` is asked for only where a checkpoint is kept.
     """
 
     def __init__(
@@ -151,10 +147,14 @@ class Checkpoint:
         """Go back to what was written last; the number of epochs that were done."""
         if self.place is None or self.path is None:
             return 0
-        found = _read(self.path)
-        if found is None:
-            self.place.warn_of_strangers()
+        if not self.place.used and not self.path.exists() and self.place.strangers():
+            warnings.warn(
+                f"the checkpoint in {self.place.path} is of other data or other settings; it stays as it is, and "
+                "training begins from the start",
+                stacklevel=3,
+            )
         self.place.used.add(self.path)
+        found = _read(self.path)
         if found is None or found[0]["identity"] != self.identity:
             return 0
         header, tensors = found
@@ -185,12 +185,12 @@ class Checkpoint:
     def write(self, epoch: int, last: bool = False) -> None:
         """Keep the state after so many epochs, unless the last was kept a moment ago.
 
-        Of several networks the last state is kept in any case, for others come after it.
+        In a folder the last state is kept in any case, for other networks come after this one.
         """
         if self.place is None or self.path is None:
             return
         soon = time.monotonic() - self.written < SECONDS_BETWEEN
-        if soon and not (last and self.place.several):
+        if soon and not (last and self.place.path.is_dir()):
             return
         tensors = {f"model/{name}": value for name, value in state_of(self.model).items()}
         for index, entries in self.optimizer.state_dict()["state"].items():

@@ -7,7 +7,7 @@ from demur.likelihoods import Likelihood
 from demur.metrics import Prediction, entropy, spread
 from demur.networks import mixed_precision
 from demur.posterior import Posterior
-from demur.tasks.base import as_input
+from demur.tasks.base import own_input
 
 BLOCK = 8192  # inputs whose sums, and trunk's outputs, are held at a time
 
@@ -40,7 +40,7 @@ def _predict_block(
             )
         # what all draws share is kept; inputs, which are larger, are made ready anew
         with mixed_precision(component.network, x.device):
-            shared = {b.start: component.trunk(as_input(x[b])) for b in batches} if component.over_head else {}
+            shared = {b.start: component.trunk(own_input(x[b])) for b in batches} if component.over_head else {}
         weight = share / component.num_draws
         for network in component.networks():
             for rows in batches:
@@ -48,7 +48,7 @@ def _predict_block(
                     logits = network(shared[rows.start])
                 else:
                     with mixed_precision(component.network, x.device):
-                        logits = network(as_input(x[rows]))
+                        logits = network(own_input(x[rows]))
                 in_class, in_none = likelihood.probs(logits.float().reshape(-1, *logits.shape[-2:]))
                 probs[rows] += weight * in_class.sum(0, dtype=torch.float64)
                 expected_entropy[rows] += weight * entropy(spread(in_class, in_none)).sum(0, dtype=torch.float64)

@@ -123,7 +123,7 @@ def train(
 
     def identity() -> str:
         shown = None if likelihood.outside is None else task.outliers
-        return digest((repr((likelihood, recipe)), task.train, shown, task.augment))
+        return digest((repr((likelihood, recipe)), task.train, shown, task.augment, rate))
 
     checkpoint = Checkpoint(identity, model, optimizer, generator, {} if kept is None else kept)
     first = checkpoint.restore()

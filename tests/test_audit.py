@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from demur.audit import Duplicates, audit, features, inputs, leaks, near_duplicates, picture_duplicates
+from demur.data.store import Store
+from demur.outliers.noise import Mixed, smooth, uniform
+from demur.outliers.overlap import overlapping_classes, read_class_names, read_known_overlap
+from demur.outliers.spectrum import Levelled, mean_power
 from demur.tasks.base import Fixed, Split, Task
-from demur.tasks.frequencies import Levelled, mean_power
-from demur.tasks.outliers import Mixed, smooth, uniform
-from demur.tasks.overlap import overlapping_classes, read_class_names, read_known_overlap
-from demur.tasks.store import Store
 from demur.tasks.text import sst
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -9,11 +9,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from demur.bench import cpu, gpu
-from demur.bench.fisher_worker import residual_root, residual_signs
-from demur.bench.frame import Conditions, Outcome, Reading, Row, Skipped, Target, run_row, run_rows
-from demur.bench.growth import FACTORS, Line
-from demur.bench.render import lines
+from benchmarks import cpu, gpu
+from benchmarks.fisher_worker import residual_root, residual_signs
+from benchmarks.frame import Conditions, Outcome, Reading, Row, Skipped, Target, run_row, run_rows
+from benchmarks.growth import FACTORS, Line
+from benchmarks.render import lines
 from demur.cli import app
 from demur.inference.fisher import diagonal_fisher
 from demur.networks import mlp
@@ -125,7 +125,7 @@ def test_rows_for_a_gpu_are_skipped_without_one(tmp_path):
 def test_peak_memory_is_the_process_s_own():
     held = bytearray(2**28)
     held[::4096] = b"x" * len(held[::4096])  # touched, so that it is there
-    code = "from demur.bench.frame import peak_memory; before = peak_memory(); import os; x = os.urandom(2**26); "
+    code = "from benchmarks.frame import peak_memory; before = peak_memory(); import os; x = os.urandom(2**26); "
     done = subprocess.run(
         [sys.executable, "-c", code + "print(peak_memory() - before)"], capture_output=True, text=True
     )

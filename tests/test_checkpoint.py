@@ -19,9 +19,9 @@ from demur.checkpoint import checkpointed, seconds_in
 from demur.inference import MAP, CyclicalSGHMC, Ensemble, Flipout, VariationalBayes
 from demur.likelihoods import none_class, plain
 from demur.networks import lenet, mlp, wide_resnet
+from demur.outliers.synthetic import IndependentColumns
 from demur.predictive import predict
 from demur.tasks.base import Fixed, Recipe, Split, Task
-from demur.tasks.made import IndependentColumns
 from tests.conftest import make_task
 from tests.test_posterior import Normed, Tied
 
@@ -248,7 +248,10 @@ def test_without_a_checkpoint_no_data_is_hashed(task, monkeypatch):
     MAP().fit(Normed, none_class(3), task, RECIPE)
 
 
-def killed_after(epoch: int, network: int):
+# several networks, a folder -----------------------------------------------------------------------------------------
+
+
+def killed_after(epoch: int, network: int = 1):
     """An observer that dies after so many epochs of the so-many-th network."""
     begun = []
 
@@ -260,13 +263,13 @@ def killed_after(epoch: int, network: int):
     return die
 
 
-def test_of_several_networks_each_is_kept(task, tmp_path):
+def test_in_a_folder_every_member_of_an_ensemble_is_kept(task, tmp_path):
     recipe = Recipe(epochs=3, batch_size=32)
     whole = Ensemble(members=3).fit(Normed, none_class(3), task, recipe)
     told = []
-    with pytest.raises(Killed), checkpointed(tmp_path, several=True), training.observed(killed_after(2, network=3)):
+    with pytest.raises(Killed), checkpointed(tmp_path), training.observed(killed_after(2, network=3)):
         Ensemble(members=3).fit(Normed, none_class(3), task, recipe)
-    with checkpointed(tmp_path, several=True) as place, training.observed(told.append):
+    with checkpointed(tmp_path) as place, training.observed(told.append):
         resumed = Ensemble(members=3).fit(Normed, none_class(3), task, recipe)
     assert [report.epoch for report in told] == [1, 2, 3]  # of the third alone: the others were finished
     assert place.used == {*tmp_path.iterdir()}
@@ -274,18 +277,26 @@ def test_of_several_networks_each_is_kept(task, tmp_path):
         assert torch.equal(resumed.logits(task.test.x, draw), whole.logits(task.test.x, draw))
 
 
-def test_in_a_folder_anothers_checkpoint_is_left_alone_and_said_to_be_there(task, tmp_path):
-    recipe, other = Recipe(epochs=2, batch_size=32), replace(task, train=Split(task.train.x + 1e-3, task.train.y))
-    with checkpointed(tmp_path, several=True):
-        MAP().fit(Normed, none_class(3), task, recipe)
+def test_in_a_folder_the_checkpoint_of_other_data_stays(task, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN", 0.0)
+    other = replace(task, train=Split(one_changed(task.train.x), task.train.y))
+    fit_beside(tmp_path, task)
     (kept,) = tmp_path.iterdir()
-    before, told = kept.read_bytes(), []
-    with (
-        pytest.warns(UserWarning, match="is of other data or other settings; it stays as it is"),
-        checkpointed(tmp_path, several=True) as place,
-        training.observed(told.append),
-    ):
-        MAP().fit(Normed, none_class(3), other, recipe)
-    assert [report.epoch for report in told] == [1, 2]
-    assert kept.read_bytes() == before
-    assert kept not in place.used
+    before = kept.read_bytes()
+    with pytest.warns(UserWarning, match="is of other data or other settings"):
+        assert fit_beside(tmp_path, other) == []
+    assert kept.read_bytes() == before  # another's work is not lost
+    assert fit_beside(tmp_path, task) == [3]
+
+
+def test_a_checkpoint_of_another_method_is_not_continued(task, tmp_path):
+    recipe = Recipe(epochs=4, batch_size=32)
+    chain = CyclicalSGHMC(cycles=1, samples_per_cycle=2, length=1.0)
+    with checkpointed(tmp_path):
+        MAP().fit(Normed, none_class(3), task, recipe)
+    with pytest.warns(UserWarning, match="is of other data"), checkpointed(tmp_path):
+        resumed = chain.fit(Normed, none_class(3), task, recipe)
+    alone = chain.fit(Normed, none_class(3), task, recipe)
+    assert torch.equal(
+        predict(resumed, none_class(3), task.test.x).probs, predict(alone, none_class(3), task.test.x).probs
+    )

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from demur.report.claims import CLAIMS, NO, UNCLEAR, YES, Claim, below, joint, not_above
+from demur.paper.claims import CLAIMS, NO, UNCLEAR, YES, Claim, below, joint, not_above
+from demur.paper.grid import CONVENTIONS, STUDIES, Cell, select
+from demur.paper.published import LEFT_OUT, MEAN, SHIFT_SETS, TEST, mean_but
+from demur.paper.views import MAJORITY, NOISE, Known, _printed, matched, ours, printed
 from demur.report.compare import outliers_of
 from demur.report.measured import Measured, Value, cells_csv, read_tables, results_csv
 from demur.report.page import write_report
 from demur.report.verdicts import _waiting, claims_document, examine
-from demur.report.views import MAJORITY, NOISE, Known, _printed, matched, ours, printed
-from demur.study.grid import CONVENTIONS, STUDIES, Cell, select
-from demur.study.published import LEFT_OUT, MEAN, SHIFT_SETS, TEST, mean_but
 from demur.study.run import FAR_AWAY
 
 World = Callable[[Cell, str, str], float]  # a figure, by cell, set and metric; and "seconds"

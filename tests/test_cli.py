@@ -94,8 +94,8 @@ def test_version_and_help():
 def test_toy_draws_a_picture(tmp_path, monkeypatch):
     from dataclasses import replace
 
+    from demur.paper import grid
     from demur.report import figures
-    from demur.study import grid
 
     usual = grid.setting("blobs", "la")
     quick = replace(usual, recipe=replace(usual.recipe, epochs=2))

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from demur.classifier import Classifier
-from tests.fuzz import COMMANDS, WORDS, called, fuzz
+from experiments.fuzz import COMMANDS, WORDS, called, fuzz
 
 COMMAND = [sys.executable, "-c", "import torch; torch.set_num_threads(1); from demur.cli import main; main()"]
 

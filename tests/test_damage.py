@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from demur.paper.grid import Cell
 from demur.report.measured import gather
 from demur.report.page import write_report
 from demur.study import cells as making
 from demur.study.cells import CHECKPOINT, SECONDS, Place, run_cell
 from demur.study.engine import results_of, run_cells, seconds_left
-from demur.study.grid import Cell
 from demur.study.records import RECORD
 from demur.study.results import POSTERIOR, PREDICTIONS, find_cells, pack, read_results, unpack
 from tests.test_cli import demur_command
@@ -217,7 +219,7 @@ def test_a_pack_writes_nowhere_else(name: str, runs: Path, tmp_path: Path):
     assert {*tmp_path.rglob("*")} == before
 
 
-@pytest.mark.parametrize("name", ["../x", "/x", "x/y", "..", "a\\b"])
+@pytest.mark.parametrize("name", ["../x", "/x", "x/y", "..", "a\\b", "posterior", "predictions", "checkpoint"])
 def test_nor_by_the_names_of_further_files(name: str, runs: Path, tmp_path: Path):
     packed = hostile_pack(runs, tmp_path / "p", "fine", lambda record: record.update(further={name: []}))
     before = {*tmp_path.rglob("*")}
@@ -249,6 +251,25 @@ def test_packs_that_are_not_what_they_say_are_refused(change: Callable, runs: Pa
     with pytest.raises(ValueError, match="the packs lack something of fine"):
         unpack([packed], tmp_path / "into")
     assert not (tmp_path / "into").exists()
+
+
+def test_the_command_reports_the_rest(runs: Path, broken: Path, tmp_path: Path):
+    flip_byte(broken)
+    command = [sys.executable, "-c", "from demur.cli import main; main()", "report", "runs", "--out", "out"]
+    done = subprocess.run([*command, "--jobs", "1"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0
+    assert "from 1 cells" in done.stdout
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("demur: note: left out: ")
+    assert said.endswith(f"delete {broken.relative_to(tmp_path)}, and the study makes it anew")
+
+
+def test_predictions_that_are_not_finite_are_not_stored(tmp_path: Path):
+    result = make_result(WHOLE)
+    result.test.probs[3, 0] = torch.nan
+    with pytest.raises(FloatingPointError, match="the predictions of test have NaN"):
+        write_runs([result], tmp_path / "runs")
+    assert find_cells(tmp_path / "runs") == []
 
 
 # studies ------------------------------------------------------------------------------------------------------------

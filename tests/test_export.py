@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from demur import export
-from demur.classifier import Classifier
-from demur.export import export_onnx
-from tests.fuzz import WORDS
+from demur.classifier import Classifier, export
+from demur.classifier.export import export_onnx
+from experiments.fuzz import WORDS
 
 pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")

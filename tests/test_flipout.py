@@ -13,6 +13,7 @@ from demur.inference import Flipout
 from demur.inference.flipout import FlipoutLayer, convert, restore
 from demur.likelihoods import Likelihood, Outliers, none_class
 from demur.networks import wide_resnet
+from demur.posterior import Gaussian
 from demur.tasks.base import Recipe
 from demur.training import observed
 from tests.conftest import make_task
@@ -168,6 +169,23 @@ def test_penalty_is_torchs_kl_times_tau_over_n_whatever_the_batch(batch_size: in
     with observed(lambda report: losses.append(report.loss)):
         posterior = Flipout(tau=tau, prior_precision=3.0).fit(Attentive, Likelihood(3, Silent()), make_task(), recipe)
     assert losses == [pytest.approx(tau * kl_by_torch(posterior, 3.0) / 96, rel=1e-5)]
+
+
+def test_the_papers_penalty_averages_within_a_layer() -> None:
+    losses: list[float] = []
+    with observed(lambda report: losses.append(report.loss)):
+        posterior = Flipout(mean_kl=True).fit(
+            Attentive, Likelihood(3, Silent()), make_task(), Recipe(epochs=1, lr=1e-12)
+        )
+    layers = {name.rpartition(".")[0] for name in posterior.variance}
+    means = []
+    for layer in layers:
+        its = {name: value for name, value in posterior.variance.items() if name.rpartition(".")[0] == layer}
+        of_layer = Gaussian(posterior.network, its)
+        means.append(kl_by_torch(of_layer, 1.0) / sum(value.numel() for value in its.values()))
+    assert losses == [pytest.approx(0.1 * sum(means) / 96, rel=1e-5)]
+    assert all((value.log() + 6).abs().max() < 1e-5 for value in posterior.variance.values())
+    assert (posterior.num_draws, posterior.seed, posterior.over_head) == (10, 0, False)
 
 
 def test_norms_and_attention_stay_points_and_nothing_decays() -> None:

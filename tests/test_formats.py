@@ -10,9 +10,9 @@ import pytest
 import scipy.io
 from PIL import Image
 
-from demur.tasks import formats
-from demur.tasks.formats import add
-from demur.tasks.store import Store
+from demur.data import formats
+from demur.data.formats import add
+from demur.data.store import Store
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from demur.tasks import hub
-from demur.tasks.catalogue import CATALOGUE, HubFiles
-from demur.tasks.store import Store, picture_column
+from demur.data import hub
+from demur.data.catalogue import CATALOGUE, HubFiles
+from demur.data.store import Store, picture_column
 
 pytest.importorskip("huggingface_hub")
 

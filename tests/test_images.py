@@ -13,14 +13,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from demur.data.catalogue import CATALOGUE
+from demur.data.formats import to_png
+from demur.data.store import MissingData, Store, picture_column
+from demur.outliers.noise import Mixed, smooth
+from demur.outliers.spectrum import Levelled, mean_power
+from demur.paper.grid import SETTINGS, setting
 from demur.streams import generator_for
-from demur.study.grid import SETTINGS, setting
 from demur.tasks import IMAGES, TASKS, load
 from demur.tasks.augment import Jitter
 from demur.tasks.base import Fixed, as_input
-from demur.tasks.catalogue import CATALOGUE
-from demur.tasks.formats import to_png
-from demur.tasks.frequencies import Levelled, mean_power
 from demur.tasks.images import (
     CroppedOrResized,
     drawn,
@@ -32,8 +34,6 @@ from demur.tasks.images import (
     shows_class_of,
     to_train_with,
 )
-from demur.tasks.outliers import Mixed, smooth
-from demur.tasks.store import MissingData, Store, picture_column
 
 PAPER = Path(__file__).parents[2] / "shared" / "paper" / "tables.csv"
 GREY, COLOUR = torch.Size((1, 28, 28)), torch.Size((3, 32, 32))

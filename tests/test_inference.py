@@ -1,5 +1,7 @@
 """The contract: every likelihood under every inference method, with and without batch norm."""
 
+import math
+import re
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -9,11 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from demur.inference import INFERENCES, MAP, Ensemble, Laplace, VariationalBayes
+from demur.inference import INFERENCES, MAP, CyclicalSGHMC, Ensemble, Flipout, Laplace, VariationalBayes, ensemble
 from demur.inference.base import fit_parts
-from demur.inference.together import train_together
+from demur.inference.fisher import diagonal_fisher
+from demur.inference.together import pays, train_together
 from demur.likelihoods import LIKELIHOODS, none_class, plain
-from demur.method import METHODS, parse_method
+from demur.methods import METHODS, parse_method
 from demur.metrics import Prediction, accuracy, brier, nll
 from demur.networks import mlp
 from demur.posterior import Gaussian, Point, Tuning
@@ -21,6 +24,7 @@ from demur.posterior_file import load, save
 from demur.predictive import predict
 from demur.tasks.base import Fixed, Recipe, Split, Task
 from tests.conftest import make_task
+from tests.test_fisher import assert_mean_is
 from tests.test_posterior import Normed
 
 NETWORKS = {"plain": partial(mlp, inputs=4, hidden=(8,)), "batch norm": Normed}
@@ -83,12 +87,65 @@ def test_an_unknown_method_names_the_nearest(name, near):
         parse_method(name)
 
 
+def test_settings_are_the_papers():
+    assert Ensemble() == Ensemble(MAP(), members=5)
+    assert VariationalBayes() == VariationalBayes(0.1, 5e-4, None, -6.0, 5, 200)
+    assert Flipout() == Flipout(0.1, prior_precision=1.0, log_variance=-6.0, num_draws=10, mean_kl=False)
+    assert CyclicalSGHMC() == CyclicalSGHMC(0.1, 0.9, 1.0, cycles=4, samples_per_cycle=3, length=2.0)
+    assert (Laplace().num_draws, Laplace().tuning_draws, Laplace().over, Laplace().estimator) == (
+        20,
+        20,
+        "all",
+        "sampled",
+    )
+    assert Laplace().grid == pytest.approx([1e-2, 1e-1, 1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8])
+
+
+@pytest.mark.parametrize("inference", INFERENCES)
+def test_a_likelihood_of_other_classes_than_the_tasks_is_refused(inference, task, network, recipe):
+    with pytest.raises(ValueError, match="the likelihood has 4 classes, the task 3; they must agree"):
+        INFERENCES[inference]().fit(network, plain(4), task, recipe)
+
+
 def test_ensemble_members_are_maps_of_their_seeds(task, network, recipe):
     ensemble = Ensemble(members=3)
     posterior = ensemble.fit(network, plain(3), task, replace(recipe, seed=2))
     for member, seed in zip(posterior.parts, (6, 7, 8), strict=True):
         alone = MAP().fit(network, plain(3), task, replace(recipe, seed=seed))
         assert torch.equal(member.logits(task.test.x), alone.logits(task.test.x))
+
+
+def test_an_ensemble_trains_its_members_at_once_only_where_that_pays(task, network, recipe, monkeypatch):
+    made = [MAP().fit(network, plain(3), task, replace(recipe, seed=seed)) for seed in range(2)]
+    calls: list[list[Recipe]] = []
+
+    def together(network, likelihood, task, recipes):
+        assert (network, likelihood) == (given, plain(3))
+        calls.append(recipes)
+        return made
+
+    given = network
+    assert pays(network, plain(3), task) is False  # on a CPU
+    monkeypatch.setattr(ensemble, "train_together", together)
+    Ensemble(members=2).fit(network, plain(3), task, recipe)
+    assert not calls
+    monkeypatch.setattr(ensemble, "pays", lambda its, likelihood, task: (its, likelihood) == (given, plain(3)))
+    assert Ensemble(members=2).fit(network, plain(3), task, replace(recipe, seed=4)).parts == tuple(made)
+    assert [[its.seed for its in recipes] for recipes in calls] == [[8, 9]]
+    assert Ensemble(members=2).fit(network, plain(3), task, recipe, made[::-1]).parts == tuple(made[::-1])
+    Ensemble(Laplace(prior_precision=1.0), members=2).fit(network, plain(3), task, recipe)
+    assert len(calls) == 1  # neither where members are given, nor for others than MAP
+
+
+def test_networks_built_for_prediction_are_trained_together_as_alone(task, recipe):
+    """A network function may return one in eval mode; in training batch norm goes by the batch all the same."""
+    network = lambda outputs: Normed(outputs).eval()  # noqa: E731
+    recipes = [its for _, its in Ensemble(members=2).parts(recipe)]
+    for its, member in zip(recipes, train_together(network, plain(3), task, recipes), strict=True):
+        alone = MAP().fit(network, plain(3), task, its)
+        assert not member.network.training
+        for name, value in alone.network.named_buffers():
+            torch.testing.assert_close(value, member.network.get_buffer(name))
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
@@ -133,6 +190,39 @@ def test_laplace_precision_is_fisher_plus_prior(task, network, recipe):
         torch.testing.assert_close(1 / variance, fisher[name] + 3.0)
 
 
+@pytest.mark.parametrize("count", [10, 96, 400])
+def test_outliers_count_as_many_as_inliers_whatever_their_number(task, network, count):
+    """Of outliers that are all alike: the inliers' sum, plus w * N times the information of one."""
+    torch.manual_seed(0)
+    model, likelihood = network(4).eval(), none_class(3, weight=2.0)
+    alike = replace(task, outliers=task.outliers.x[:1].expand(count, -1))
+    laplace = Laplace(estimator="exact")
+    inside = diagonal_fisher(model, likelihood.inside.fisher_root, task.train.x)
+    one = diagonal_fisher(model, likelihood.outside.model.fisher_root, task.outliers.x[:1])
+    for name, value in laplace.fisher(model, likelihood, alike).items():
+        torch.testing.assert_close(value, inside[name] + 2.0 * 96 * one[name], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("over", ["all", "head"])
+def test_laplaces_estimates_tend_to_the_exact_fisher(task, network, over):
+    torch.manual_seed(0)
+    model = network(4).eval()
+    exact = Laplace(over, "exact").fisher(model, none_class(3), task)
+    draws = [Laplace(over).fisher(model, none_class(3), task, seed) for seed in range(300)]
+    assert_mean_is(draws, exact)
+    assert set(exact) == {name for name, _ in model.named_parameters() if over == "all" or name.startswith("head.")}
+    first, again = Laplace(over).fisher(model, none_class(3), task), draws[0]
+    assert all(torch.equal(first[name], again[name]) for name in exact)
+
+
+def test_the_papers_estimate_is_on_request(task, network):
+    torch.manual_seed(0)
+    model = network(4).eval()
+    published = Laplace(estimator="batch_mean").fisher(model, none_class(3), task)
+    corrected = Laplace(estimator="sampled").fisher(model, none_class(3), task)
+    assert sum(v.sum() for v in published.values()) < 0.2 * sum(v.sum() for v in corrected.values())
+
+
 def test_laplace_over_the_head_leaves_the_trunk_alone(task, network, recipe):
     gaussian = Laplace(over="head", prior_precision=3.0).fit(network, plain(3), task, recipe)
     assert sorted(gaussian.variance) == ["head.bias", "head.weight"]
@@ -166,6 +256,69 @@ def test_the_tuned_prior_costs_no_more_than_the_slack(task, network, criterion):
     assert chosen.tuning.at_map == (nll(at_map, y), accuracy(at_map, y))
     for precision, by_nll, right in chosen.tuning.rows:
         assert (by_nll, right) == (nll(tried(precision), y), accuracy(tried(precision), y))
+
+
+def prediction_of(by_nll: float, right: float) -> Prediction:
+    """Of 1,000 inputs of class 0, with that mean negative log-likelihood and that accuracy."""
+    count = round(1000 * right)
+    wrong = (1 - right) * -math.log(0.4)
+    of_label = torch.full((1000,), 0.4, dtype=torch.float64)
+    of_label[:count] = math.exp((wrong - by_nll) / right)
+    probs = torch.stack([of_label, 1 - of_label, 0 * of_label], 1)
+    made = Prediction(probs, None, torch.zeros(1000))
+    assert (nll(made, torch.zeros(1000).long()), accuracy(made, torch.zeros(1000).long())) == pytest.approx(
+        (by_nll, right)
+    )
+    return made
+
+
+SAME = (0.4, 0.95)  # NLL and accuracy of the MAP network, unless another is given
+EVERY, EDGE = "every prior precision .* makes the network worse", "is at the edge of the grid"
+
+
+@pytest.mark.parametrize(
+    ("curve", "at_map", "chosen", "tried", "warns"),
+    [
+        # four inputs of 1,000 may be lost, six may not
+        ({100: SAME, 10: (0.4, 0.946), 1: (0.4, 0.944), 0.1: (0.4, 0.944)}, SAME, 10, 4, None),
+        # the NLL may be 1 % above the best, whose it is, the MAP network's included
+        ({100: SAME, 10: (0.4039, 0.95), 1: (0.4041, 0.95), 0.1: (0.41, 0.95)}, SAME, 10, 4, None),
+        ({100: (0.3935, 0.95), 10: (0.3943, 0.95), 1: SAME, 0.1: SAME}, (0.39, 0.95), 100, 4, None),
+        # an NLL more than 5 % above what may be chosen ends the search
+        ({100: SAME, 10: (0.4252, 0.95), 1: SAME, 0.1: SAME}, SAME, 100, 2, EDGE),
+        ({100: SAME, 10: (0.4232, 0.95), 1: SAME, 0.1: (0.5, 0.95)}, SAME, 1, 4, None),
+        # beyond the grid, by decades, as far as need be and no farther than twelve
+        ({1e4: SAME, 1e3: (0.45, 0.95), 100: (0.5, 0.95)}, SAME, 1e4, 3, EVERY),
+        ({100 * 10.0**k: (0.5, 0.95) for k in range(13)}, SAME, 1e14, 13, EVERY),
+        # at the edge: still falling, or level
+        ({100: (0.5, 0.95), 10: (0.45, 0.95), 1: (0.42, 0.95), 0.1: SAME}, (0.6, 0.95), 0.1, 4, EDGE),
+        ({100: (0.5, 0.95), 10: (0.45, 0.95), 1: (0.402, 0.95), 0.1: SAME}, (0.6, 0.95), 0.1, 4, None),
+    ],
+)
+def test_the_prior_is_chosen_by_the_rule(task, network, recipe, monkeypatch, curve, at_map, chosen, tried, warns):
+    def scripted(posterior, likelihood, x):
+        if isinstance(posterior, Point):
+            return prediction_of(*at_map)
+        assert (posterior.num_draws, posterior.seed, posterior.over_head) == (7, 3, False)
+        precision = 1 / float(posterior.variance["head.bias"])
+        return prediction_of(*next(its for of, its in curve.items() if math.isclose(of, precision, rel_tol=1e-5)))
+
+    task = replace(task, validation=Split(torch.zeros(1000, 4), torch.zeros(1000, dtype=torch.long)))
+    model = nn.Sequential()
+    model.head = nn.Linear(1, 1)
+    monkeypatch.setattr(Laplace, "fisher", lambda *_: {"head.bias": torch.zeros(1)})
+    monkeypatch.setattr("demur.inference.laplace.predict", scripted)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        laplace = Laplace(grid=(1, 0.1, 100, 10), tuning_draws=7, num_draws=9)
+        posterior = laplace.fit(network, plain(3), task, replace(recipe, seed=3), [Point(model)])
+    assert posterior.tuning.chosen == pytest.approx(chosen)
+    assert float(posterior.variance["head.bias"]) == pytest.approx(1 / chosen)
+    assert (posterior.num_draws, posterior.seed) == (9, 3)
+    rows = [row[0] for row in posterior.tuning.rows]
+    assert (len(rows), rows) == (tried, sorted(rows, reverse=True))
+    assert len(caught) == (warns is not None)
+    assert all(re.search(warns, str(warning.message)) for warning in caught)
 
 
 def test_tuning_never_ruins_a_network():
@@ -217,9 +370,24 @@ def test_methods_over_the_head_say_what_a_network_must_have(task, recipe):
         (lambda: Laplace(over="tail"), "over 'tail'"),
         (lambda: Laplace(estimator="guess"), "estimator 'guess'"),
         (lambda: Laplace(prior_precision=-1.0), "prior_precision -1.0"),
+        (lambda: Laplace(prior_precision=0.0), "prior_precision 0.0"),
+        (lambda: Laplace(num_draws=0), "num_draws"),
+        (lambda: Laplace(tuning_draws=0), "tuning_draws"),
+        (lambda: Laplace(grid=()), "grid"),
         (lambda: Ensemble(members=0), "members 0"),
+        (lambda: VariationalBayes(num_draws=0), "num_draws"),
+        (lambda: VariationalBayes(training_draws=0), "training_draws"),
     ],
 )
 def test_nonsense_is_refused(build, says):
     with pytest.raises(ValueError, match=says):
         build()
+
+
+def test_one_of_each_is_enough(task, network, recipe):
+    for inference in (
+        Laplace(prior_precision=1.0, num_draws=1, tuning_draws=1),
+        VariationalBayes(training_draws=1, num_draws=1),
+        Ensemble(members=1),
+    ):
+        assert inference.fit(network, plain(3), task, recipe).num_draws == 1

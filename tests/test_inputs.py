@@ -13,10 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
-from demur.inputs import BATCH, LARGEST, open_inputs, read_outliers
-from demur.inputs.streams import BLOCK
+from demur.classifier.readers import BATCH, LARGEST, open_inputs, read_outliers
+from demur.classifier.readers.text_files import BLOCK
+from demur.data.store import Store
 from demur.tasks.images import fitted
-from demur.tasks.store import Store
 
 
 def written(tmp_path, name, content):
@@ -339,7 +339,7 @@ def test_rows_longer_than_a_block_are_read(tmp_path, tolerant):
 
 
 def test_a_row_that_no_memory_should_hold_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("demur.inputs.streams.LONGEST", 4 * BLOCK)
+    monkeypatch.setattr("demur.classifier.readers.text_files.LONGEST", 4 * BLOCK)
     path = written(tmp_path, "x.csv", "text\n" + "x" * (2 * BLOCK) + "\n")
     with pytest.raises(ValueError, match="has a row of more than 1 MiB"):
         open_inputs(path)

@@ -9,20 +9,22 @@ import demur
 
 PACKAGE = Path(demur.__file__).parent
 LEVELS = (
-    ("files", "names", "provenance", "streams"),
-    ("checkpoint", "likelihoods", "networks", "tasks", "posterior", "metrics"),
-    ("training", "predictive", "posterior_file", "inputs", "sharpness"),
-    ("inference", "model_file"),
-    ("method",),
+    ("names", "streams", "files", "provenance"),
+    ("checkpoint", "likelihoods", "networks", "posterior", "metrics", "tasks.base"),
+    ("training", "predictive", "posterior_file", "data", "outliers"),
+    ("inference", "tasks"),
+    ("methods", "audit"),
     ("classifier", "study"),
-    ("report", "audit", "bench", "export"),
+    ("paper",),
+    ("report",),
     ("cli",),
 )
 
 
 def level_of(module: str) -> int:
-    part = module.split(".")[1]
-    return next(level for level, parts in enumerate(LEVELS) if part in parts)
+    name = module.removeprefix("demur.")
+    parts = ((part, level) for level, parts in enumerate(LEVELS) for part in parts)
+    return max((len(part), level) for part, level in parts if f"{name}.".startswith(f"{part}."))[1]
 
 
 def imports(file: Path) -> set[str]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from demur.tasks.made import (
+from demur.outliers.synthetic import (
     MADE,
     IndependentColumns,
     JoinedHalves,

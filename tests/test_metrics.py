@@ -7,10 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import auc, average_precision_score, precision_recall_curve, roc_auc_score
+from scipy.stats import entropy as scipys_entropy
+from sklearn.metrics import auc, average_precision_score, log_loss, precision_recall_curve, roc_auc_score
 
 from demur.metrics import (
     METRICS,
+    SCORES,
     Prediction,
     Separation,
     accuracy,
@@ -26,6 +28,7 @@ from demur.metrics import (
     mutual_information_score,
     nll,
     none_score,
+    none_share_score,
     ood_metrics,
 )
 
@@ -79,6 +82,43 @@ def test_ood_figures_have_both_directions():
     assert "none_fpr95" not in figures
 
 
+def test_ood_figures_of_every_score_are_scikit_learns():
+    draw = np.random.default_rng(0)
+    inside, outside = (
+        prediction(p[:, :3], p[:, 3], scipys_entropy(p, axis=1) / 2)
+        for p in (draw.dirichlet([8, 1, 1, 1], 40), draw.dirichlet([2, 2, 1, 4], 30))
+    )
+    figures = ood_metrics(inside, outside)
+    truth = np.array([1] * 40 + [0] * 30)
+    for name, score in SCORES.items():
+        values, prefix = np.concatenate([score(inside), score(outside)]), "" if name == "max_prob" else f"{name}_"
+        precision, recall, _ = precision_recall_curve(truth, -values)
+        expected = {
+            "auroc": roc_auc_score(truth, -values),
+            "auroc_out": roc_auc_score(1 - truth, values),
+            "aupr": average_precision_score(truth, -values),
+            "aupr_out": average_precision_score(1 - truth, values),
+            "aupr_published": auc(recall, precision),
+            "fpr95": (values[40:] <= np.quantile(values[:40], 0.95)).mean(),
+            "fpr95_out": (values[:40] >= np.quantile(values[40:], 0.05)).mean(),
+        }
+        for figure, value in expected.items():
+            assert figures.pop(prefix + figure) == pytest.approx(value, abs=1e-12), (name, figure)
+    assert figures == {"mmc": pytest.approx(outside.probs.amax(1).double().mean().item())}
+
+
+def test_a_set_without_none_has_no_figures_of_it():
+    with_none, without = prediction([[0.6, 0.3]], none=[0.1]), prediction([[0.6, 0.4]])
+    for pair in ((with_none, without), (without, with_none)):
+        assert not any(name.startswith("none") for name in ood_metrics(*pair))
+
+
+def test_fpr95_where_some_scores_are_infinite():
+    inside = np.array([-np.inf, 1.0, 2.0])  # the 5th percentile is minus infinity, which every outlier passes
+    assert Separation(inside, np.array([0.0, -np.inf])).fpr95 == 1.0
+    assert Separation(np.array([0.0, np.inf, np.inf]), np.array([5.0, -1.0])).fpr95 == 0.5  # the lower of both
+
+
 def test_ece_by_hand():
     # bin 14 of 15 is (13/15, 14/15]: confidences .9 and .9, one right; the last bin: .95 right and 1.0 wrong
     probs = [[0.9, 0.1], [0.9, 0.1], [0.95, 0.05], [1.0, 0.0]]
@@ -119,6 +159,24 @@ def test_every_input_is_in_a_bin():
     assert count.sum() == len(edges)
 
 
+def test_fifteen_bins_are_closed_above():
+    edges = np.arange(1, 16) / 15
+    for confidence in (edges, edges - 1 / 30, edges - 1e-9):  # the upper edges, the middles, just below the edges
+        assert (calibration(confidence, confidence > 0)[0] == np.ones(15)).all()
+    count, mean_confidence, share_right = calibration(np.array([0.0, 0.05, 0.6, 0.62]), np.array([1, 0, 1, 1]) > 0)
+    assert count.tolist() == [2] + [0] * 7 + [1, 1] + [0] * 5  # 0.6 is the upper edge of the ninth
+    assert mean_confidence[[0, 8, 9]] == pytest.approx([0.025, 0.6, 0.62])
+    assert share_right[[0, 8, 9]] == pytest.approx([0.5, 1, 1])
+    assert np.isnan(np.delete(mean_confidence, [0, 8, 9])).all()
+    assert np.isnan(np.delete(share_right, [0, 8, 9])).all()
+
+
+def test_calibration_has_no_value_where_all_are_called_none():
+    y = torch.tensor([0, 1])
+    assert math.isnan(ece_class(prediction([[0.3, 0.2], [0.1, 0.1]], none=[0.5, 0.8]), y))  # one half is "none"
+    assert ece_class(prediction([[0.3, 0.2], [0.1, 0.5]], none=[0.5, 0.4]), y) == pytest.approx(1 / 6, abs=1e-6)
+
+
 def test_none_class_aware_calibration():
     # the third is called none and left out; the others are renormalised to .9 and .6
     made = prediction([[0.45, 0.05], [0.36, 0.24], [0.1, 0.1]], none=[0.5 - 1e-6, 0.4, 0.8])
@@ -128,10 +186,12 @@ def test_none_class_aware_calibration():
 
 
 def test_accuracy_over_classes_and_over_classes_with_none():
-    made = prediction([[0.4, 0.1], [0.6, 0.2]], none=[0.5, 0.2])
-    y = torch.tensor([0, 0])
-    assert accuracy(made, y) == 1.0
+    # right, but "none" is larger; right; wrong; right, "none" being as large
+    made = prediction([[0.4, 0.1], [0.6, 0.2], [0.5, 0.3], [0.375, 0.25]], none=[0.5, 0.2, 0.2, 0.375])
+    y = torch.tensor([0, 0, 1, 0])
+    assert accuracy(made, y) == 0.75
     assert accuracy_with_none(made, y) == 0.5
+    assert accuracy_with_none(prediction([[0.4, 0.6], [0.6, 0.4]]), y[:2]) == 0.5
 
 
 def test_brier_and_nll():
@@ -139,6 +199,35 @@ def test_brier_and_nll():
     y = torch.tensor([0])
     assert brier(made, y) == pytest.approx(0.3**2 + 0.2**2 + 0.1**2, abs=1e-6)
     assert nll(made, y) == pytest.approx(-math.log(0.7), abs=1e-6)
+
+
+def test_figures_are_means_over_inputs():
+    draw = np.random.default_rng(0)
+    probs, y = draw.dirichlet([1, 1, 1], 20).astype(np.float32), draw.integers(3, size=20)
+    made = prediction(probs)
+    assert nll(made, torch.tensor(y)) == pytest.approx(log_loss(y, probs, labels=[0, 1, 2]), rel=1e-5)
+    assert brier(made, torch.tensor(y)) == pytest.approx(((probs - np.eye(3)[y]) ** 2).sum() / 20, rel=1e-6)
+    assert accuracy(made, torch.tensor(y)) == (probs.argmax(1) == y).mean()
+    assert mmc(made) == METRICS["mmc"](made, torch.tensor(y)) == pytest.approx(probs.max(1).mean())
+    half = prediction(probs / 2, none=[0.5] * 20)
+    error = ((probs / 2 - np.eye(3)[y]) ** 2).sum() / 20
+    assert brier(half, torch.tensor(y)) == pytest.approx(error + 0.25, rel=1e-6)
+
+
+def test_an_impossible_label_costs_no_more_than_float32s_smallest_number():
+    made = prediction([[1.0, 0.0], [1.0, 0.0]])
+    assert nll(made, torch.tensor([0, 1])) == pytest.approx(-0.5 * math.log(2.0**-126))
+
+
+def test_scores_by_hand():
+    made = prediction([[0.5, 0.1, 0.1], [0.2, 0.2, 0.0]], none=[0.3, 0.6], expected_entropy=[0.4, 0.2])
+    spread_out = np.array([[0.6, 0.2, 0.2], [0.4, 0.4, 0.2]])  # a third of the none mass to each class
+    assert max_prob_score(made) == pytest.approx([-0.5, -0.2])
+    assert none_score(made) == pytest.approx([0.3, 0.6])
+    assert none_share_score(made) == pytest.approx([0.3 / 0.8, 0.6 / 0.8])
+    assert entropy_score(made) == pytest.approx(scipys_entropy(spread_out, axis=1))
+    assert mutual_information_score(made) == pytest.approx(scipys_entropy(spread_out, axis=1) - [0.4, 0.2])
+    assert none_score(prediction([[1.0]])) is none_share_score(prediction([[1.0]])) is None
 
 
 def test_the_none_score_keeps_the_ranking_that_a_difference_loses():
@@ -171,19 +260,16 @@ def test_mutual_information_is_what_draws_disagree_about():
 
 def test_a_point_has_no_mutual_information():
     probs = torch.rand(500, 10).softmax(1)
-    point = Prediction(probs, None, -(probs.double() * probs.double().log()).sum(1).float())
-    assert (mutual_information_score(point) == 0).all()
+    entropies = -(probs.double() * probs.double().log()).sum(1)
+    assert (mutual_information_score(Prediction(probs, None, entropies.float())) == 0).all()
+    # what is larger than float32's rounding is told, however small
+    assert mutual_information_score(Prediction(probs, None, entropies - 3e-6)) == pytest.approx(3e-6, rel=1e-3)
 
 
 def test_every_metric_is_a_number_for_both_kinds_of_head():
     y = torch.tensor([0, 1])
     for made in (prediction([[0.6, 0.4], [0.3, 0.7]]), prediction([[0.5, 0.3], [0.3, 0.6]], none=[0.2, 0.1])):
         assert all(math.isfinite(metric(made, y)) for metric in METRICS.values())
-
-
-def test_nan_scores_are_refused():
-    with pytest.raises(ValueError, match="NaN"):
-        Separation(np.array([np.nan]), np.array([1.0]))
 
 
 @pytest.mark.parametrize(
@@ -199,3 +285,15 @@ def test_nan_scores_are_refused():
 )
 def test_fpr95_of_infinite_scores(positive, negative, fpr95):
     assert Separation(np.array(positive), np.array(negative)).fpr95 == pytest.approx(fpr95)
+
+
+def test_nothing_to_compare_is_refused():
+    one, none, nan = np.array([1.0]), np.array([]), np.array([1.0, np.nan])
+    for positive, negative, says in (
+        (nan, one, "positive scores contain NaN"),
+        (one, nan, "negative scores contain NaN"),
+        (none, one, "positive scores are empty"),
+        (one, none, "negative scores are empty"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            Separation(positive, negative)

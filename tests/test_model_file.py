@@ -19,8 +19,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import demur
-from demur import model_file
-from demur.model_file import MANIFEST, MODEL, PARTS, POSTERIOR
+from demur.classifier import model_file
+from demur.classifier.model_file import MANIFEST, MODEL, PARTS, POSTERIOR
 from demur.networks import mlp
 
 X = np.random.default_rng(0).normal(size=(120, 3)) * 2

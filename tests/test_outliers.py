@@ -6,8 +6,8 @@ import torch
 from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
+from demur.outliers.noise import Mixed, Smooth, Uniform, far_away, smooth, uniform
 from demur.tasks.base import Fixed
-from demur.tasks.outliers import Mixed, Smooth, Uniform, far_away, smooth, uniform
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -12,7 +12,7 @@ import pytest
 
 from demur.classifier import Classifier
 from demur.cli.outputs import check_file, check_folder
-from tests.fuzz import called
+from experiments.fuzz import called
 
 OWN = b"ours,"
 

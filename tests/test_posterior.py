@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
@@ -13,7 +14,7 @@ from demur.likelihoods import none_class, plain
 from demur.metrics import entropy, spread
 from demur.networks import lenet, mlp
 from demur.posterior import Gaussian, Mixture, Point
-from demur.posterior_file import load, save
+from demur.posterior_file import load, read_about, save
 from demur.predictive import BLOCK, predict
 
 
@@ -69,17 +70,95 @@ def test_predict_is_the_average_of_softmaxes(kind, x):
     ).mean(0)
     torch.testing.assert_close(made.probs, softmax[:, :3].float())
     torch.testing.assert_close(made.none, softmax[:, 3].float())
-    if kind == "point":
-        torch.testing.assert_close(made.expected_entropy, entropy(spread(made.probs, made.none)), rtol=1e-4, atol=1e-5)
+    entropies = torch.stack(
+        [
+            torch.stack([_entropy(part.logits(x, d).double().softmax(-1)) for d in range(part.num_draws)]).mean(0)
+            for part in parts
+        ]
+    ).mean(0)
+    torch.testing.assert_close(made.expected_entropy, entropies.float(), rtol=1e-5, atol=1e-6)
+
+
+def _entropy(softmax: torch.Tensor) -> torch.Tensor:
+    """Of classes, the last column being "none", whose probability is theirs in equal parts."""
+    return entropy(spread(softmax[:, :-1], softmax[:, -1]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_average_is_right_to_float32s_last_bit(kind):
+    """Half a unit in the last place: what adding in float32 would lose."""
+    x = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
+    posterior = make(kind)
+    made = predict(posterior, none_class(3), x, batch_size=len(x))
+    exact = torch.zeros(len(x), 4, dtype=torch.float64)
+    for weight, component in posterior.components():
+        for network in component.networks():
+            softmax = network(component.trunk(x)).detach().float().softmax(-1).double().reshape(-1, len(x), 4)
+            exact += weight / component.num_draws * softmax.sum(0)
+    last_bit = 2.0**-24 * 1.001
+    torch.testing.assert_close(made.probs.double(), exact[:, :3], rtol=last_bit, atol=0)
+    torch.testing.assert_close(made.none.double(), exact[:, 3], rtol=last_bit, atol=0)
 
 
 def test_gaussian_draws_have_the_stated_mean_and_variance():
-    posterior = make("all")
-    name = "features.1.weight"
-    draws = torch.stack([posterior.sample(d)[name] for d in range(2000)])
-    mean = dict(posterior.network.named_parameters())[name]
-    torch.testing.assert_close(draws.mean(0), mean, rtol=0, atol=0.05)
-    torch.testing.assert_close(draws.var(0), torch.full_like(mean, 0.1), rtol=0.25, atol=0)
+    """Tolerance: five standard errors of 2,000 draws."""
+    network = SMALL().eval()
+    variance = {name: torch.rand_like(p) + 0.01 for name, p in network.named_parameters()}
+    posterior = Gaussian(network, variance, num_draws=2000)
+    draws = [posterior.sample(draw) for draw in range(2000)]
+    for name, mean in network.named_parameters():
+        noise = (torch.stack([draw[name] for draw in draws]) - mean) / variance[name].sqrt()
+        assert noise.mean(0).abs().max() < 5 * 2000**-0.5
+        assert (noise.var(0) - 1).abs().max() < 5 * (2 / 2000) ** 0.5
+
+
+def test_draws_follow_from_seed_and_number_alone():
+    network = SMALL().eval()
+    variance = {name: torch.ones_like(p) for name, p in network.named_parameters()}
+    turned = dict(reversed(variance.items()))
+    first, second, other = (
+        Gaussian(network, named, seed=seed) for named, seed in ((variance, 1), (turned, 1), (variance, 2))
+    )
+    weights = [torch.cat([v.flatten() for v in p.sample(d).values()]) for p in (first, other) for d in (0, 1)]
+    assert torch.pdist(torch.stack(weights)).min() > 1  # all four differ
+    for name, value in first.sample(1).items():
+        assert torch.equal(value, second.sample(1)[name])
+    assert (Gaussian(network, variance).num_draws, Gaussian(network, variance).seed) == (20, 0)
+
+
+def test_draws_have_the_memory_layout_of_their_mean():
+    network = lenet(3, size=8, hidden=8).eval()
+    posterior = Gaussian(network, {name: torch.ones(p.shape) for name, p in network.named_parameters()})
+    for name, value in posterior.sample(0).items():
+        assert value.stride() == network.get_parameter(name).stride()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_many_heads_in_one_product_are_the_draws_one_by_one(x, bias):
+    network = SMALL().eval()
+    if not bias:
+        network.head = nn.Linear(8, 4, bias=False)
+    variance = {f"head.{name}": torch.ones_like(p) for name, p in network.head.named_parameters()}
+    posterior = Gaussian(network, variance, num_draws=150, over_head=True)  # more than are drawn at a time
+    together = torch.cat([heads(posterior.trunk(x)) for heads in posterior.networks()])
+    one_by_one = torch.stack([posterior.logits(x, draw) for draw in range(150)])
+    torch.testing.assert_close(together, one_by_one, rtol=1e-4, atol=1e-5)
+
+
+def test_components_share_the_probability_equally_within_each_mixture():
+    a, b, c = (make("point", seed=seed) for seed in range(3))
+    shares = {component: share for share, component in Mixture((Mixture((a, b)), c)).components()}
+    assert shares == {a: 0.25, b: 0.25, c: 0.5}
+    assert Mixture((make("mixture"), make("all"))).num_draws == 15 + 7
+
+
+def test_impossible_posteriors_are_refused():
+    with pytest.raises(ValueError, match="parts is empty"):
+        Mixture(())
+    variance = {"head.bias": torch.ones(4)}
+    with pytest.raises(ValueError, match="num_draws 0"):
+        Gaussian(SMALL(), variance, num_draws=0)
+    assert Gaussian(SMALL(), variance, num_draws=1).num_draws == 1
 
 
 def test_the_trunk_runs_once_for_all_draws_of_the_head(x):
@@ -92,8 +171,37 @@ def test_the_trunk_runs_once_for_all_draws_of_the_head(x):
 
 def test_blocks_do_not_matter():
     posterior, x = make("all"), torch.randn(BLOCK + 3, 4)
-    whole, tail = predict(posterior, plain(4), x), predict(posterior, plain(4), x[-5:])
+    whole, tail = predict(posterior, none_class(3), x), predict(posterior, none_class(3), x[-5:])
+    assert len(whole) == len(whole.none) == len(whole.expected_entropy) == BLOCK + 3
     torch.testing.assert_close(whole.probs[-5:], tail.probs)
+    torch.testing.assert_close(whole.none[-5:], tail.none)
+    torch.testing.assert_close(whole.expected_entropy[-5:], tail.expected_entropy)
+
+
+def test_a_network_may_begin_in_place_and_the_data_stays(x):
+    def begins_in_place(made: nn.Module) -> nn.Module:
+        made.features = nn.Sequential(nn.ReLU(inplace=True), made.features)
+        return made
+
+    before = x.clone()
+    for kind in KINDS:
+        posterior = make(kind, lambda: begins_in_place(SMALL()))
+        first, second = (predict(posterior, none_class(3), x) for _ in range(2))
+        assert torch.equal(x, before)
+        assert torch.equal(first.probs, second.probs)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_inputs_may_be_as_wide_as_they_like(count):
+    wide = torch.randn(count, 2**18)
+    network = nn.Linear(2**18, 3).eval()
+    torch.testing.assert_close(predict(Point(network), plain(3), wide).probs, network(wide).detach().softmax(1))
+
+
+def test_a_network_in_training_mode_is_refused(x):
+    for network in (SMALL().train(), Normed(4).train()):
+        with pytest.raises(ValueError, match=r"in training mode; call \.eval\(\)"):
+            predict(Mixture((make("point"), Point(network))), none_class(3), x)
 
 
 def test_uint8_pictures_are_read_as_zero_to_one():
@@ -139,7 +247,54 @@ def test_tied_weights_are_saved_once_and_stay_tied(tmp_path, x):
     assert model.second.weight is model.first.weight
 
 
+def test_components_around_one_network_are_saved_apart(tmp_path, x):
+    network = SMALL().eval()
+    variance = {name: torch.rand_like(p) for name, p in network.named_parameters()}
+    posterior = Mixture(
+        (Point(network), Gaussian(network, variance, 3, seed=1), Gaussian(network, variance, 2, seed=2))
+    )
+    save(posterior, tmp_path / "p")
+    again = load(tmp_path / "p", SMALL)
+    for draw in range(6):
+        assert torch.equal(posterior.logits(x, draw), again.logits(x, draw))
+
+
+def test_what_it_is_can_be_read_without_the_network(tmp_path):
+    save(make("head"), tmp_path / "p", {"task": "wine"})
+    assert read_about(tmp_path / "p") == {"task": "wine"}
+    save(make("head"), tmp_path / "p")
+    assert read_about(tmp_path / "p") == {}
+    with safe_open(tmp_path / "p", "pt") as file:
+        assert json.loads(file.metadata()["demur"])["format"] == 1  # files that are out there say so
+
+
+def test_a_loaded_posterior_has_its_settings_and_is_ready_to_predict(tmp_path):
+    save(make("head"), tmp_path / "p")
+    again = load(tmp_path / "p", lambda: SMALL().train())
+    assert (again.num_draws, again.seed, again.over_head) == (7, 5, True)
+    assert not again.network.training
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path):
+    for value in (torch.nan, torch.inf):
+        posterior = make("all")
+        posterior.network.head.bias.data[1] = value
+        save(posterior, tmp_path / "p")
+        with pytest.raises(ValueError, match=r"NaN or infinite weights, in mean/head\.bias"):
+            load(tmp_path / "p", SMALL)
+
+
+def test_a_save_that_fails_says_so_and_leaves_what_was_there(tmp_path):
+    with pytest.raises(OSError, match="cannot write"):
+        save(make("point"), tmp_path / "nowhere" / "p")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder"):
+        save(make("point"), tmp_path / "folder")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
 def _bad_files(folder):
+    """What is said of each."""
     save(make("all"), good := folder / "good")
     content = good.read_bytes()
     (folder / "empty").write_bytes(b"")
@@ -151,20 +306,25 @@ def _bad_files(folder):
     save_file({"a": torch.zeros(1)}, folder / "newer", metadata={"demur": json.dumps(header)})
     save_file({"a": torch.zeros(1)}, folder / "odd", metadata={"demur": "[]"})
     save(make("point", partial(mlp, 5, inputs=4, hidden=(8,))), folder / "other head")
+    save(make("point", partial(mlp, 4, inputs=4, hidden=(8, 8))), folder / "deeper")
+    save(make("point", partial(Normed, 4)), folder / "normed")
     damaged = "is not a posterior saved by demur, or it is damaged"
     return {
         **dict.fromkeys(("empty", "truncated", "text", "pickle", "odd", "."), damaged),
         "foreign": rf"{damaged} \('demur'\)",
-        "newer": "has format 99, this demur reads 1",
-        "other head": r"head\.\w+ is \(5.*\) in the saved posterior, \(4.*\) in the network; pass the network",
-        "absent": "does not exist; fit one",
+        "newer": "has format 99, this demur reads 1; save it anew",
+        "other head": r"head\.(weight is \(5, 8\)|bias is \(5,\)) in the saved posterior, \(4.*\) in the network",
+        "deeper": r"features\.3\.(weight|bias) is \(8.*\) in the saved posterior, absent in the network",
+        "normed": r"features\..* is absent in the|features\..* in the saved posterior, absent in the",
+        "absent": "absent does not exist; fit one and save it first",
     }
 
 
 def test_damaged_and_foreign_files_are_refused(tmp_path):
-    for name, why in _bad_files(tmp_path).items():
-        with pytest.raises(ValueError, match=why):
+    for name, says in _bad_files(tmp_path).items():
+        with pytest.raises(ValueError, match=says):
             load(tmp_path / name, partial(mlp, 4, inputs=4, hidden=(8,)))
+    load(tmp_path / "good", partial(mlp, 4, inputs=4, hidden=(8,)))
 
 
 def test_variances_must_go_with_the_network():

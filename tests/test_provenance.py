@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from demur.outliers.noise import Mixed, Smooth, Uniform
 from demur.provenance import PACKAGE, code, commit_of, digest
 from demur.tasks.base import Fixed, Split
-from demur.tasks.outliers import Mixed, Smooth, Uniform
 
 
 def git(folder: Path, *arguments: str) -> str:

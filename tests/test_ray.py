@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from demur.paper import grid
+from demur.paper.grid import Cell
 from demur.study import cluster as on_ray
-from demur.study import grid
 from demur.study.cluster import attempt_apart, cluster, read_folder, with_resources, write_folder
 from demur.study.engine import Place, Workers, plan, run_cells
-from demur.study.grid import Cell
 from demur.tasks import Store
 from tests.test_study import bytes_of_predictions, lethal, nothing
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from demur.report.compare import outliers_of
-from demur.report.measured import Measured, Value, cells_csv, read_tables, results_csv, scored
-from demur.report.recommended import (
+from demur.paper.further import LETTER_COUNT, PRINTED, VALIDATION
+from demur.paper.grid import CANDIDATES, STUDIES, Cell
+from demur.paper.published import OOD_SETS, TEST, Row, mean_but
+from demur.paper.recommended import (
     SCORES,
     TASKS,
     Candidate,
@@ -22,11 +23,10 @@ from demur.report.recommended import (
     trained_with,
     validate,
 )
+from demur.paper.views import Known, best_printed, ours, printed, printed_mean
+from demur.report.compare import outliers_of
+from demur.report.measured import Measured, Value, cells_csv, read_tables, results_csv, scored
 from demur.report.sections import ROWS, agreement, better
-from demur.report.views import Known, best_printed, ours, printed, printed_mean
-from demur.study.further import LETTER_COUNT, PRINTED, VALIDATION
-from demur.study.grid import CANDIDATES, STUDIES, Cell
-from demur.study.published import OOD_SETS, TEST, Row, mean_but
 from demur.study.run import FAR_AWAY
 from demur.tasks import IMAGES
 

@@ -19,18 +19,9 @@ from scipy import stats
 from torch import Tensor
 
 from demur.metrics import METRICS, Prediction, Separation, accuracy, ece, ece_published, max_prob_score, mmc
-from demur.report import render
-from demur.report import tables as terminal
-from demur.report.compare import ReportTable, tables
-from demur.report.figures import WIDTH, _kept, draw_noise_confidence, draw_shift
-from demur.report.intervals import AGAINST, INSIDE, against, counts, interval, over_seeds
-from demur.report.measured import FAR_AWAY, Measured, Value, averaged, cells_csv, gather, measure, results_csv
-from demur.report.page import _sections, write_report
-from demur.report.sections import markdown_table
-from demur.report.views import ours
-from demur.study.further import PRINTED, VALIDATION, shifted
-from demur.study.grid import STUDIES, Cell, split_further
-from demur.study.published import (
+from demur.paper.further import PRINTED, VALIDATION, shifted
+from demur.paper.grid import STUDIES, Cell, split_further
+from demur.paper.published import (
     DEFAULT_OUTLIERS,
     OOD_SETS,
     SHIFT_LABEL,
@@ -41,6 +32,15 @@ from demur.study.published import (
     shift_by_severity,
     shift_figures,
 )
+from demur.paper.views import ours
+from demur.report import render
+from demur.report import tables as terminal
+from demur.report.compare import ReportTable, tables
+from demur.report.figures import WIDTH, _kept, draw_noise_confidence, draw_shift
+from demur.report.intervals import AGAINST, INSIDE, against, counts, interval, over_seeds
+from demur.report.measured import FAR_AWAY, Measured, Value, averaged, cells_csv, gather, measure, results_csv
+from demur.report.page import _sections, write_report
+from demur.report.sections import markdown_table
 from demur.study.results import Predicted, Result, write_further, write_result
 from demur.study.run import Row as MeasuredRow
 from demur.tasks.shift import CORRUPTIONS, SEVERITIES

@@ -59,6 +59,25 @@ def test_zero_temperature_is_sgd_with_momentum() -> None:
     torch.testing.assert_close(ours, theirs)
 
 
+def test_gradients_are_clipped_in_descent_and_not_in_sampling() -> None:
+    """A clipped gradient has another stationary density."""
+    for temperature, moved in ((0.0, 0.1 * 0.5), (1e-12, 0.1 * 5.0)):
+        w = torch.zeros(2, requires_grad=True)
+        chain = SGHMC([w], 0.1, friction=0.9, count=10, temperature=temperature, clip_norm=0.5)
+        w.grad = torch.tensor([3.0, -4.0])
+        chain.step()
+        torch.testing.assert_close(w.detach(), torch.tensor([-0.6, 0.8]) * moved, rtol=1e-4, atol=1e-5)
+
+
+def test_what_has_no_gradient_stays() -> None:
+    used, unused = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    chain = SGHMC([unused, used], 0.1, friction=0.9, count=10, temperature=1.0, weight_decay=1.0)
+    used.grad = torch.ones(2)
+    chain.step()
+    assert torch.equal(unused, torch.ones(2))
+    assert (used != 1).all()
+
+
 def test_every_sample_has_its_own_weights_and_statistics() -> None:
     task = make_task((3, 8, 8), count=32)
     posterior = CyclicalSGHMC(cycles=2, samples_per_cycle=3).fit(
@@ -99,6 +118,66 @@ def watched(chain: CyclicalSGHMC, recipe: Recipe) -> list[torch.Tensor]:
     with observed(lambda report: weights.append(built[0].weight.detach().clone())):
         chain.fit(network, Likelihood(3, Silent()), make_task(), recipe)
     return weights
+
+
+@pytest.mark.parametrize(
+    ("chain", "epochs", "told"),
+    [
+        (CyclicalSGHMC(), 100, 200),  # the paper's
+        (CyclicalSGHMC(cycles=4, samples_per_cycle=3), 1, 24),  # twice as long as its samples, at least
+        (CyclicalSGHMC(cycles=2, samples_per_cycle=1, length=0.5), 12, 6),
+        (CyclicalSGHMC(cycles=3, samples_per_cycle=1, length=1.0), 10, 9),
+    ],
+)
+def test_a_chain_has_the_stated_length_and_samples(chain: CyclicalSGHMC, epochs: int, told: int) -> None:
+    reports: list[int] = []
+    with observed(lambda report: reports.append(report.epoch)):
+        posterior = chain.fit(partial(nn.Linear, 4), plain(3), make_task(count=12), Recipe(epochs=epochs))
+    assert reports == list(range(1, told + 1))
+    assert posterior.num_draws == chain.cycles * chain.samples_per_cycle
+
+
+def test_samples_are_the_networks_at_the_end_of_the_last_epochs_of_each_cycle() -> None:
+    chain = CyclicalSGHMC(cycles=2, samples_per_cycle=2, length=1.0)
+    weights = watched(chain, recipe := Recipe(epochs=8, batch_size=16))
+    posterior = chain.fit(partial(nn.Linear, 4), Likelihood(3, Silent()), make_task(), recipe)
+    kept = [part.network.weight for part in posterior.parts]
+    assert all(torch.equal(sample, weights[epoch - 1]) for sample, epoch in zip(kept, (3, 4, 7, 8), strict=True))
+
+
+def test_the_temperature_may_be_one_nth() -> None:
+    recipe = Recipe(epochs=4, batch_size=32)
+    by_name, by_value = (
+        watched(CyclicalSGHMC(temperature=temperature, cycles=1), recipe) for temperature in ("1/N", 1 / 96)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(by_name, by_value, strict=True))
+
+
+def test_the_recipes_prior_and_clipping_are_the_chains() -> None:
+    """One step, in descent: weights shrink by lr * decay, data saying nothing, or move by lr times the clipped norm."""
+    chain = CyclicalSGHMC(lr=0.2, cycles=1, samples_per_cycle=1, length=1.0, temperature=0.0)
+    recipe = Recipe(epochs=2, batch_size=96, weight_decay=0.3)
+    torch.manual_seed(recipe.seed)
+    fresh = nn.Linear(4, 3)
+    torch.testing.assert_close(watched(chain, recipe)[0], fresh.weight.detach() * (1 - 0.2 * 0.3))
+
+    built: list[nn.Linear] = []
+
+    def network(outputs: int) -> nn.Module:
+        built.append(nn.Linear(4, outputs))
+        return built[-1]
+
+    moves: list[float] = []
+
+    def note(report: object) -> None:
+        parameters = zip(built[-1].parameters(), fresh.parameters(), strict=True)
+        moves.append(float(torch.cat([(p - q).detach().flatten() for p, q in parameters]).norm()))
+
+    with observed(note):
+        for norm in (1e-3, None):
+            chain.fit(network, plain(3), make_task(), Recipe(epochs=2, batch_size=96, weight_decay=0, clip_norm=norm))
+    assert moves[0] == pytest.approx(0.2 * 1e-3, rel=1e-2)
+    assert moves[2] > 10 * moves[0]
 
 
 def test_only_sampling_phases_have_noise() -> None:
@@ -146,8 +225,23 @@ def test_cycles_find_both_modes_and_one_long_run_does_not(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("lr", 0.0), ("friction", 0.0), ("friction", 1.5), ("temperature", -1.0), ("cycles", 0)]
+    ("field", "value"),
+    [
+        ("lr", 0.0),
+        ("friction", 0.0),
+        ("friction", 1.5),
+        ("temperature", -1.0),
+        ("temperature", float("nan")),
+        ("cycles", 0),
+        ("samples_per_cycle", 0),
+        ("length", 0.0),
+    ],
 )
 def test_impossible_chains_are_refused(field: str, value: float) -> None:
-    with pytest.raises(ValueError, match=field):
+    with pytest.raises(ValueError, match=rf"{field} {value} of CSGHMC"):
         CyclicalSGHMC(**{field: value})
+
+
+def test_chains_that_are_just_possible() -> None:
+    chain = CyclicalSGHMC(friction=1.0, temperature=0.0, cycles=1, samples_per_cycle=1)
+    assert chain.fit(partial(nn.Linear, 4), plain(3), make_task(), Recipe(epochs=1)).num_draws == 1

@@ -10,10 +10,10 @@ from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
 from demur.audit import Audit, Overlap, inputs
-from demur.sharpness import Sharpness, draw_sharpness, sharpness
+from demur.outliers.noise import Mixed, uniform
+from demur.outliers.sharpness import Sharpness, draw_sharpness, sharpness
+from demur.outliers.spectrum import Levelled, mean_power
 from demur.tasks.base import Fixed, Split, Task
-from demur.tasks.frequencies import Levelled, mean_power
-from demur.tasks.outliers import Mixed, uniform
 
 CLASSES = ("one", "other")
 

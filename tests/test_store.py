@@ -18,9 +18,9 @@ import pytest
 import torch
 from PIL import Image
 
-from demur.tasks import decode, store
-from demur.tasks.catalogue import CATALOGUE
-from demur.tasks.store import MissingData, Store, picture_column
+from demur.data import decode, store
+from demur.data.catalogue import CATALOGUE
+from demur.data.store import MissingData, Store, picture_column
 
 
 @pytest.fixture(scope="session")

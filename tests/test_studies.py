@@ -11,14 +11,13 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from demur.cli import app
+from demur.data.formats import to_png
+from demur.data.store import picture_column
 from demur.inference import Laplace
 from demur.likelihoods import plain, soft_labels
 from demur.networks import mlp
-from demur.report.measured import measure
-from demur.study.cells import Place, parts_of, run_cell
-from demur.study.conventions import Data, Fit, TunedOnTrainingData, resolve
-from demur.study.engine import results_of
-from demur.study.further import (
+from demur.paper.conventions import Data, Fit, TunedOnTrainingData, resolve
+from demur.paper.further import (
     HALF_WIDTHS,
     LETTERS,
     PIXELS,
@@ -30,14 +29,15 @@ from demur.study.further import (
     shifted,
     validation,
 )
-from demur.study.grid import PAPER_ROWS, STUDIES, Cell, commands, select, setting, split_further, union
-from demur.study.published import SHIFT_SETS
+from demur.paper.grid import PAPER_ROWS, STUDIES, Cell, commands, select, setting, split_further, union
+from demur.paper.published import SHIFT_SETS
+from demur.report.measured import measure
+from demur.study.cells import Place, parts_of, run_cell
+from demur.study.engine import results_of
 from demur.study.results import folder_name, is_done, pack, read_results, unpack
 from demur.tasks import Recipe, Split, Store
 from demur.tasks import load as load_task
-from demur.tasks.formats import to_png
 from demur.tasks.shift import CORRUPTIONS, SEVERITIES, corrupt
-from demur.tasks.store import picture_column
 from tests.conftest import make_task
 
 NOWHERE = Store(Path("nowhere"))
@@ -275,7 +275,7 @@ def test_a_cell_under_shift_that_is_validated_too(
     noise_as_cifar10: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...]
 ):
     """Whichever comes first stays as it is; both are read back, and measured."""
-    monkeypatch.setattr("demur.study.further.LETTER_COUNT", 20)
+    monkeypatch.setattr("demur.paper.further.LETTER_COUNT", 20)
     place, cell = Place(tmp_path / "runs", noise_as_cifar10), Cell("cifar10", "map+nc", epochs=1, limit=30)
     both, stamps = replace(cell, further="shift+validation"), {}
     for further in asked:

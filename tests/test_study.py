@@ -23,15 +23,16 @@ from demur.files import LOCK
 from demur.likelihoods import none_class
 from demur.metrics import brier
 from demur.networks import mlp
+from demur.paper import grid
+from demur.paper.conventions import Data, none_class_averaged_together, resolve
+from demur.paper.further import plane
+from demur.paper.grid import BY_DEFAULT, CONVENTIONS, PAPER_ROWS, STUDIES, Cell, Setting, select
 from demur.posterior import Mixture
 from demur.provenance import code, digest
 from demur.study import cells as making
-from demur.study import engine, grid
+from demur.study import engine
 from demur.study.cells import Place, load_data, networks_of, run_cell
-from demur.study.conventions import Data, none_class_averaged_together, resolve
 from demur.study.engine import LOG, plan, results_of, run_cells
-from demur.study.further import plane
-from demur.study.grid import BY_DEFAULT, CONVENTIONS, PAPER_ROWS, STUDIES, Cell, Setting, select
 from demur.study.processes import Crew, processes
 from demur.study.results import PREDICTIONS, folder_name, pack, read_results, unpack
 from demur.study.run import row_of
@@ -199,7 +200,7 @@ FOREVER = """
 import sys
 from pathlib import Path
 from demur.study.engine import Place, plan
-from demur.study.grid import Cell
+from demur.paper.grid import Cell
 from demur.study.processes import processes
 from demur.tasks import Store
 place = Place(Path(sys.argv[1]), Store(Path("nowhere")))
@@ -252,7 +253,7 @@ from pathlib import Path
 from demur import checkpoint
 from demur.study.cells import Place
 from demur.study.engine import run_cells
-from demur.study.grid import Cell
+from demur.paper.grid import Cell
 from demur.tasks import Store
 from demur.training import observed
 runs, dies_after, told = Path(sys.argv[1]), int(sys.argv[2]), []

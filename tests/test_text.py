@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 import torch
 
+from demur.data.store import MissingData, Store
 from demur.networks import gru
-from demur.tasks.store import MissingData, Store
 from demur.tasks.text import UNKNOWN, WIDTH, Vocabulary, levelled, pieces, sst, training_and_validation, trec
 
 REVIEWS = ["A warm film , a good film", "A dull film , a bad film", "Good , good !", "Bad : dull"]

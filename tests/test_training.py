@@ -1,18 +1,39 @@
 """The loop: repeatable, unbiased in its units, one pass for both kinds."""
 
-from dataclasses import replace
+import math
+import random
+import warnings
+from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from demur import training
 from demur.inference import MAP
 from demur.likelihoods import none_class, outlier_exposure, plain
 from demur.networks import PatchConv2d, gru, lenet, mlp, wide_resnet
 from demur.streams import generator_for
 from demur.tasks.base import Fixed, Recipe, Split
-from demur.training import Feed, cosine, fastest_convolutions, observed, train
+from demur.training import (
+    Feed,
+    Learner,
+    Recorded,
+    can_compile,
+    check_logits,
+    cosine,
+    fastest_convolutions,
+    needs_host,
+    observed,
+    of_start_up,
+    optimizer_for,
+    run_epoch,
+    seeded,
+    set_rate,
+    train,
+)
 from tests.conftest import make_task
 
 
@@ -42,6 +63,67 @@ def test_one_full_batch_step_is_gradient_ascent_on_the_log_posterior(task, netwo
     (value + prior).backward()
     for p, q in zip(before.parameters(), after.parameters(), strict=True):
         torch.testing.assert_close(q, p + 0.1 * 1.9 * p.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_a_long_gradient_is_shortened_to_the_recipes_norm(task, network):
+    recipe = Recipe(epochs=1, batch_size=96, optimizer="sgd", lr=0.1, weight_decay=0.0, clip_norm=0.01)
+    steps = {}
+    for norm in (0.01, 1e6, None):
+        moved = weights(MAP().fit(network, plain(3), task, replace(recipe, clip_norm=norm)))
+        torch.manual_seed(recipe.seed)
+        steps[norm] = moved - torch.cat([p.detach().flatten() for p in network(3).parameters()])
+    assert steps[0.01].norm() == pytest.approx(0.1 * 1.9 * 0.01, rel=1e-3)
+    assert steps[1e6].norm() > 10 * steps[0.01].norm()
+    torch.testing.assert_close(steps[1e6], steps[None])
+    torch.testing.assert_close(steps[0.01] / steps[0.01].norm(), steps[None] / steps[None].norm(), rtol=1e-3, atol=1e-4)
+
+
+def test_adam_is_torchs(task, network):
+    recipe = Recipe(epochs=3, batch_size=96, lr=0.01, weight_decay=0.1, clip_norm=None)
+    torch.manual_seed(recipe.seed)
+    model = network(3)
+    theirs = torch.optim.Adam(model.parameters(), 0.01, weight_decay=0.1)
+    for epoch in range(3):
+        theirs.param_groups[0]["lr"] = 0.01 * 0.5 * (1 + math.cos(math.pi * epoch / 3))
+        theirs.zero_grad()
+        nn.functional.cross_entropy(model(task.train.x), task.train.y).backward()
+        theirs.step()
+    ours = MAP().fit(network, plain(3), task, recipe)
+    torch.testing.assert_close(weights(ours), torch.cat([p.detach().flatten() for p in model.parameters()]))
+
+
+def test_the_undecayed_are_exempt_from_the_prior(network):
+    model = network(3)
+    for name, recipe in (("sgd", Recipe(optimizer="sgd", lr=0.2, weight_decay=0.5)), ("adam", Recipe())):
+        optimizer = optimizer_for(model, recipe, ["head.bias"])
+        decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+        assert {n: decays[id(p)] for n, p in model.named_parameters()} == {
+            n: 0.0 if n == "head.bias" else recipe.weight_decay for n, _ in model.named_parameters()
+        }
+        assert all(group["lr"] == recipe.lr for group in optimizer.param_groups), name
+    (everything,) = optimizer_for(model, Recipe()).param_groups
+    assert len(everything["params"]) == len(list(model.parameters()))
+    with pytest.raises(ValueError, match="unknown optimizer 'adamw'"):
+        optimizer_for(model, replace(Recipe(), optimizer="adamw"))
+
+
+def test_the_rate_is_a_share_of_the_first():
+    w = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([w], 0.5)
+    for share in (1.0, 0.25, 0.5):
+        set_rate(optimizer, share)
+        assert optimizer.param_groups[0]["lr"] == 0.5 * share
+    # a tensor stays where it is, for whoever has recorded its place
+    optimizer = torch.optim.SGD([w], lr := torch.tensor(0.5))
+    optimizer.param_groups[0]["initial_lr"] = 0.5
+    for share in (0.25, 0.5):
+        set_rate(optimizer, share)
+        assert optimizer.param_groups[0]["lr"] is lr
+        assert float(lr) == 0.5 * share
+
+
+def test_cosine_falls_from_one_to_zero():
+    assert [cosine(done) for done in (0, 1 / 3, 0.5, 2 / 3, 1)] == pytest.approx([1, 0.75, 0.5, 0.25, 0])
 
 
 def test_inliers_and_outliers_go_through_batch_norm_in_one_pass(task, recipe):
@@ -95,6 +177,8 @@ def test_an_epoch_shows_every_inlier_once_and_as_many_outliers(task, recipe):
         inside = torch.cat([x[: len(y)] for x, y in batches])
         assert torch.equal(inside.sort(0).values, task.train.x.sort(0).values)
         assert all(len(x) == 2 * len(y) for x, y in batches)
+        for x, y in batches:
+            assert torch.equal(y, torch.stack([task.train.y[(task.train.x == row).all(1)][0] for row in x[: len(y)]]))
     few = replace(task, outliers=Fixed(task.outliers.x[:10]))
     feed = Feed(few, recipe, with_outliers=True)
     feed.shuffle()
@@ -102,6 +186,70 @@ def test_an_epoch_shows_every_inlier_once_and_as_many_outliers(task, recipe):
     counts = (shown[:, None] == few.outliers.x).all(2).sum(0)
     assert counts.min() >= 9  # 96 outliers shown, ten different ones in turn
     assert counts.max() <= 10
+
+
+def shown(feed: Feed) -> tuple[torch.Tensor, torch.Tensor]:
+    """An epoch's inliers and outliers."""
+    feed.shuffle()
+    batches = [feed.next() for _ in range(feed.steps)]
+    return tuple(torch.cat(its) for its in zip(*((x[: len(y)], x[len(y) :]) for x, y in batches), strict=True))
+
+
+def test_batches_are_full_and_what_is_left_over_differs(task, recipe):
+    feed = Feed(task, replace(recipe, batch_size=40), with_outliers=True)
+    assert feed.steps == 2
+    epochs = [shown(feed) for _ in range(2)]
+    for inside, outside in epochs:
+        assert len(inside) == len(inside.unique(dim=0)) == len(outside) == len(outside.unique(dim=0)) == 80
+    assert not torch.equal(*(inside.sort(0).values for inside, _ in epochs))
+    whole = Feed(task, replace(recipe, batch_size=1000), with_outliers=False)
+    assert (whole.steps, len(shown(whole)[0])) == (1, 96)
+
+
+def test_batches_follow_from_the_seed_alone(task, recipe):
+    with_outliers, without, other = (
+        shown(Feed(task, replace(recipe, seed=seed), with_outliers=outliers))[0]
+        for seed, outliers in ((3, True), (3, False), (4, False))
+    )
+    assert torch.equal(with_outliers, without)
+    assert not torch.equal(without, other)
+
+
+@dataclass
+class Counted:
+    """Outliers that say which epoch they were made for."""
+
+    shape = torch.Size((50, 4))
+    made = 0
+
+    def epoch(self, generator: torch.Generator) -> torch.Tensor:
+        self.made += 1
+        return torch.full((50, 4), float(self.made) if self.made < 4 else torch.nan)
+
+
+def test_outliers_may_be_made_anew_every_epoch(task, recipe):
+    feed = Feed(replace(task, outliers=Counted()), recipe, with_outliers=True)
+    for epoch in (1, 2, 3):
+        assert (shown(feed)[1] == epoch).all()
+    with pytest.raises(ValueError, match="an epoch of outliers has a NaN or infinite value in input 0"):
+        feed.shuffle()
+
+
+def test_inliers_and_outliers_are_augmented_alike_and_anew(task, recipe):
+    given = []
+
+    def augment(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        given.append(x)
+        return x + torch.rand(len(x), 1, generator=generator)
+
+    feed = Feed(replace(task, augment=augment), recipe, with_outliers=True)
+    epochs = [shown(feed) for _ in range(2)]
+    for (inside, outside), first in zip(epochs, (0, 3), strict=True):
+        before = torch.cat([x[:32] for x in given[first : first + 3]]), torch.cat([x[32:] for x in given[first:][:3]])
+        for made, original in zip((inside, outside), before, strict=True):
+            moved = made - original
+            assert len(moved[:, 0].unique()) == 96
+            torch.testing.assert_close(moved, moved[:, :1].expand(-1, 4), rtol=0, atol=1e-5)
 
 
 def test_the_rate_falls_to_zero_by_step_or_by_epoch(task, network):
@@ -127,6 +275,120 @@ def test_progress_is_told_after_every_epoch(task, network, recipe):
         MAP().fit(network, plain(3), task, recipe)
     assert [(p.epoch, p.epochs) for p in told] == [(1, 2), (2, 2)]
     assert told[1].loss < told[0].loss
+    MAP().fit(network, plain(3), task, recipe)
+    assert len(told) == 2  # outside the block nobody is told
+
+
+@pytest.mark.parametrize("batch_size", [96, 32])
+def test_the_loss_is_minus_the_objective_in_nats_per_inlier(task, network, batch_size):
+    """Of a network that hardly moves; 0.25 is the penalty."""
+    model, told = network(4), []
+    recipe = Recipe(epochs=1, batch_size=batch_size, lr=1e-12)
+    with torch.no_grad():
+        value = none_class(3).log_prob(model(task.train.x), task.train.y, model(task.outliers.x))
+    with observed(told.append):
+        for epoch in train(model, none_class(3), task, recipe, penalty=lambda: torch.tensor(0.25)):
+            assert (epoch, model.training) == (1, True)
+    assert not model.training
+    assert told[0].loss == pytest.approx(0.25 - float(value), rel=1e-5)
+
+
+def test_learners_side_by_side_tell_their_mean_loss(task, network):
+    recipe, told = Recipe(epochs=1, batch_size=32, lr=1e-12), []
+
+    def learners() -> list[Learner]:
+        made = []
+        for seed in range(2):
+            torch.manual_seed(seed)
+            model = network(3)
+            made.append(Learner(model, plain(3), task, recipe, optimizer_for(model, recipe)))
+        return made
+
+    with observed(told.append):
+        for some in (learners()[:1], learners()[1:], learners()):
+            run_epoch(some, Recorded(some), recipe, cosine, 0)
+    first, second, both = (report.loss for report in told)
+    assert first != pytest.approx(second, rel=1e-3)
+    assert both == pytest.approx((first + second) / 2)
+
+
+def test_a_recording_is_given_up_where_settings_change_other_than_the_rate(task, network, recipe):
+    model = network(3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, weight_decay=0.1)
+    recorded = Recorded([learner := Learner(model, plain(3), task, recipe, optimizer)])
+    optimizer.param_groups[0]["lr"] = 0.2
+    assert recorded.unless_changed() is recorded
+    optimizer.param_groups[0]["weight_decay"] = 0.2
+    assert recorded.unless_changed() is not recorded
+    assert recorded.unless_changed().learners == [learner]
+
+
+def test_randomness_goes_on_as_if_nothing_had_happened():
+    torch.manual_seed(0)
+    first, second = torch.rand(1), torch.rand(1)
+    torch.manual_seed(0)
+    assert torch.rand(1) == first
+    with seeded(7, torch.device("cpu")):
+        inside = torch.rand(1)
+    assert torch.rand(1) == second
+    torch.manual_seed(7)
+    assert torch.rand(1) == inside
+
+
+@pytest.mark.parametrize(
+    ("step", "needed"),
+    [
+        (lambda: None, False),
+        (lambda: warnings.warn("called a synchronizing operation", stacklevel=1), True),
+        (lambda: warnings.warn("Attempting to run cuBLAS", stacklevel=1), False),
+        (lambda: torch.rand(1), True),
+        (random.random, True),
+        (lambda: np.random.random(1000), True),  # noqa: NPY002 (others do)
+    ],
+)
+def test_steps_that_wait_for_the_host_or_draw_there_are_noticed(monkeypatch, step, needed):
+    modes = []
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    assert needs_host(step) is needed
+    assert modes == ["warn", 0]
+
+
+def test_other_warnings_of_a_step_are_passed_on(monkeypatch):
+    modes = []
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    with pytest.warns(UserWarning, match="of the network's own"):
+        assert not needs_host(lambda: warnings.warn("of the network's own", stacklevel=1))
+    with pytest.raises(KeyError):
+        needs_host(lambda: {}["a"])
+    assert modes == ["warn", 0] * 2
+
+
+def test_what_libraries_say_of_their_start_up():
+    assert of_start_up(UserWarning("TensorFloat32 tensor cores available"))
+    assert of_start_up("cuBLAS")
+    assert not of_start_up(UserWarning("lr_scheduler"))
+
+
+def test_only_what_gains_from_it_is_compiled(monkeypatch):
+    tools = {"gcc": "/usr/bin/gcc"}
+    monkeypatch.setattr(training.shutil, "which", tools.get)
+    monkeypatch.setattr(training, "find_spec", {"triton": "there"}.get)
+    assert can_compile(mlp(3))
+    assert not can_compile(gru(3, vocabulary=5))
+    monkeypatch.setattr(training, "find_spec", {}.get)
+    assert not can_compile(mlp(3))
+    monkeypatch.setattr(training, "find_spec", {"triton": "there"}.get)
+    tools.clear()
+    assert not can_compile(mlp(3))
+
+
+def test_logits_may_have_draws_in_front():
+    check_logits(torch.zeros(5, 8, 4), 8, none_class(3))
+    for shape in ((8, 3), (7, 4), (4, 8), (8, 4, 1)):
+        with pytest.raises(ValueError, match="head of 4"):
+            check_logits(torch.zeros(shape), 8, none_class(3))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +405,7 @@ def test_a_network_that_does_not_fit_is_refused(task, recipe, network, says):
 
 
 def test_a_diverging_loss_is_loud(task, network):
-    with pytest.raises(FloatingPointError, match=r"learning rate \(1e\+30\)"):
+    with pytest.raises(FloatingPointError, match=r"in epoch [12]; lower the learning rate \(1e\+30\)"):
         MAP().fit(network, plain(3), task, Recipe(epochs=2, batch_size=32, optimizer="sgd", lr=1e30))
 
 

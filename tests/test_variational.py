@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
 from demur.inference import VariationalBayes
-from demur.inference.variational import MeanFieldHead
+from demur.inference.variational import MeanFieldHead, with_head
 from demur.likelihoods import Likelihood
 from demur.networks import HeadedNetwork, mlp
 from demur.posterior import Gaussian
@@ -84,6 +84,53 @@ def test_kl_is_torchs_and_weighs_one_nth_whatever_the_batch(batch_size: int, tau
             Recipe(epochs=1, batch_size=batch_size, lr=1e-12),
         )
     assert losses == [pytest.approx(tau * kl_by_torch(posterior, 0.01 * 96) / 96, rel=1e-5)]
+
+
+def test_the_kl_may_be_divided_by_another_number() -> None:
+    """As the paper's code does, by the batch size."""
+    task, losses = make_task(), []
+    with observed(lambda report: losses.append(report.loss)):
+        posterior = VariationalBayes(kl_count=7).fit(
+            partial(mlp, inputs=4, hidden=(8,)), Likelihood(3, Silent()), task, Recipe(epochs=1, lr=1e-12)
+        )
+    assert losses == [pytest.approx(0.1 * kl_by_torch(posterior, 5e-4 * 96) / 7, rel=1e-5)]
+    assert (posterior.num_draws, posterior.seed) == (200, 0)
+    assert all((value.log() + 6).abs().max() < 1e-5 for value in posterior.variance.values())
+
+
+class Scaled(HeadedNetwork):
+    """Its head is not all that follows its features."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1.1 * super().forward(x)
+
+
+def test_a_head_that_can_be_treated_apart() -> None:
+    x = torch.randn(2, 4)
+    for network in (Scaled(nn.Identity(), 4, 3), nn.Sequential(nn.Linear(4, 3)), nn.Linear(4, 3)):
+        with pytest.raises(ValueError, match=rf"{type(network).__name__}\) has no \.features and \.head"):
+            with_head(network, x)
+    other = HeadedNetwork(nn.Identity(), 4, 3)
+    other.head = nn.Sequential(nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=r"has no \.features and \.head \(nn\.Linear\)"):
+        with_head(other, x)
+    # dropout would give two answers; the mode is as it was before
+    for mode in (True, False):
+        model = HeadedNetwork(nn.Dropout(0.5), 4, 3).train(mode)
+        assert with_head(model, x) is model
+        assert model.training is mode
+    begins_in_place, before = HeadedNetwork(nn.ReLU(inplace=True), 4, 3), x.clone()
+    with_head(begins_in_place, x)
+    assert torch.equal(x, before)
+    pictures = torch.randint(256, (2, 4), dtype=torch.uint8)
+    with_head(HeadedNetwork(nn.Identity(), 4, 3), pictures)
+
+
+def test_a_head_without_a_bias() -> None:
+    torch.manual_seed(0)
+    head = MeanFieldHead(nn.Linear(4, 3, bias=False), -40.0, 2)  # next to no variance
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(head(x), head.mean(x).expand(2, 5, 3), rtol=1e-4, atol=1e-5)
 
 
 def test_only_the_head_is_random_and_only_the_trunk_decays() -> None:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from demur.classifier.builders import Logits, logits_of
 from demur.classifier.estimator import Classifier
-from demur.classifier.preprocessing import Ready
+from demur.classifier.kinds import Ready
 from demur.likelihoods import plain
-from demur.method import parse_method
+from demur.methods import parse_method
 from demur.metrics import accuracy
 from demur.posterior import Point
 from demur.predictive import predict

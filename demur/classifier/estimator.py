@@ -16,10 +16,11 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 import demur
-from demur.classifier import preprocessing as kinds
+from demur.classifier import kinds
 from demur.classifier.builders import described, logits_of, wrapped
 from demur.classifier.decision import UNKNOWN, UNSURE, calibrated, class_probs, default_score, score_of
 from demur.classifier.fitting import divided, fitting_inference, held_out_outliers, measured, tuned_prior
+from demur.classifier.model_file import read_model, write_model
 from demur.classifier.saved import (
     check_size,
     check_types,
@@ -32,17 +33,16 @@ from demur.classifier.saved import (
     restored_network,
     telling_damage,
 )
-from demur.method import Method, parse_method
+from demur.methods import Method, parse_method
 from demur.metrics import Array, Prediction
-from demur.model_file import read_model, write_model
 from demur.names import choose
 from demur.networks import Network
+from demur.outliers.noise import Mixed
+from demur.outliers.synthetic import LEVELLED, made_up
 from demur.posterior_file import load as load_posterior
 from demur.predictive import predict
 from demur.streams import generator_for
 from demur.tasks.base import Fixed, OutlierSource, Recipe, Split, Task, check_finite
-from demur.tasks.made import LEVELLED, made_up
-from demur.tasks.outliers import Mixed
 
 
 @dataclass(frozen=True)

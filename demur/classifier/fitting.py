@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from demur.classifier.decision import Decision, least_count
 from demur.inference import Inference, Laplace
-from demur.method import Method
+from demur.methods import Method
 from demur.metrics import Prediction
 from demur.networks import Network
 from demur.posterior import Posterior

@@ -29,9 +29,9 @@ def get_data(names: Annotated[list[str], typer.Argument(help="Names of data sets
     """Fetch data sets from the Hugging Face hub; what was begun is continued."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
 
+    from demur.data.catalogue import CATALOGUE
+    from demur.data.hub import get
     from demur.names import choose
-    from demur.tasks.catalogue import CATALOGUE
-    from demur.tasks.hub import get
 
     store = open_store(data)
     for name in names:
@@ -60,7 +60,7 @@ def add_data(
     data: Data = None,
 ) -> None:
     """Take in files that you already have."""
-    from demur.tasks.formats import add
+    from demur.data.formats import add
 
     store = open_store(data)
     check_folder(store.root, overwrite=False)

@@ -16,7 +16,7 @@ from demur.cli.shared import Data, DeviceName, Seed, device_named, make_console,
 
 if TYPE_CHECKING:
     from demur.classifier import Classifier
-    from demur.inputs import Inputs, X
+    from demur.classifier.readers import Inputs, X
 
 app = typer.Typer()
 
@@ -61,12 +61,12 @@ def fit(
     shape = _size(size)
 
     from demur.classifier import Classifier
-    from demur.inputs import open_inputs, read_outliers
-    from demur.method import parse_method
+    from demur.classifier.readers import open_inputs, read_outliers
+    from demur.methods import parse_method
 
     networks = networks_in(parse_method(method).inference)
     console = make_console()
-    with _resumable(checkpoint, method), progress(console, f"reading {inputs.name}", networks) as describe:
+    with _resumable(checkpoint), progress(console, f"reading {inputs.name}", networks) as describe:
         given = open_inputs(inputs, labelled=True, label=label, size=shape)
         inliers = given.gathered()
         classes = sorted(set(inliers.y or ()))
@@ -188,7 +188,7 @@ def export(
     check_file(out, overwrite, mark=MADE_BY_DEMUR, model=model, suffixes=(".onnx",))
 
     from demur.classifier import Classifier
-    from demur.export import export_onnx
+    from demur.classifier.export import export_onnx
 
     checked = export_onnx(Classifier.load(model, device="cpu"), out)
     print(f"wrote {out}, {out.stat().st_size / 2**20:.1f} MiB: {checked}")
@@ -204,12 +204,10 @@ def _answers(classifier: "Classifier", x: "X") -> Iterator[tuple[str, ...]]:
 
 def _check_new_model(out: Path, checkpoint: Path | None) -> None:
     """A model may be written over, anything else not."""
-    if os.path.lexists(out):
-        from demur.model_file import check_target
+    from demur.classifier.model_file import check_target
 
-        check_target(out)
-        check_folder(out.absolute().parent, overwrite=False)  # it is replaced by one that is made beside it
-    else:
+    check_target(out)
+    if not os.path.lexists(out):
         check_file(out, overwrite=False)
     if checkpoint is not None:
         check_folder(checkpoint, overwrite=False)
@@ -218,7 +216,7 @@ def _check_new_model(out: Path, checkpoint: Path | None) -> None:
 
 
 @contextmanager
-def _resumable(checkpoint: Path | None, method: str) -> Iterator[None]:
+def _resumable(checkpoint: Path | None) -> Iterator[None]:
     """Keep training that is stopped inside the block, if it may be kept, and say so; forget it after the block."""
     from demur.checkpoint import checkpointed, epochs_in
 
@@ -231,7 +229,7 @@ def _resumable(checkpoint: Path | None, method: str) -> Iterator[None]:
     checkpoint.mkdir(parents=True, exist_ok=True)
     used: set[Path] = set()
     try:
-        with checkpointed(checkpoint, method, several=True) as place:
+        with checkpointed(checkpoint) as place:
             used = place.used
             yield
     except KeyboardInterrupt:
@@ -275,16 +273,16 @@ def _size(named: str | None) -> tuple[int, int] | None:
 def _usual_epochs(kind: str, x: "X") -> int:
     import numpy as np
 
-    from demur.classifier.preprocessing import KINDS
+    from demur.classifier.kinds import KINDS
 
     return KINDS[kind].of(np.asarray(x) if kind == "rows" else x).recipe(len(x)).epochs
 
 
 def _say_if_sharpness_tells(inliers: "X", outliers: "X", made: str | None) -> None:
     from demur.audit import LEAK
-    from demur.classifier.preprocessing import grey_values
-    from demur.sharpness import auroc_by_sharpness
-    from demur.tasks.made import LEVELLED
+    from demur.classifier.kinds import grey_values
+    from demur.outliers.sharpness import auroc_by_sharpness
+    from demur.outliers.synthetic import LEVELLED
 
     pictures = [grey_values(x, "X") for x in (inliers, outliers)]
     if min(map(len, pictures)) < 20:
@@ -296,10 +294,14 @@ def _say_if_sharpness_tells(inliers: "X", outliers: "X", made: str | None) -> No
 
 
 def _said_of_fit(classifier: "Classifier", given: "Inputs", count: int, outliers: str | None) -> dict[str, str]:
-    from demur.inputs import listed
+    from demur.classifier.readers import listed
 
     found = classifier.report_
     shape = f" of {given.shape[1]}x{given.shape[2]}, {'grey' if given.shape[0] == 1 else 'RGB'}" if given.shape else ""
+    abstained = "on outliers: not measured, none could be held out"
+    if found["outliers_abstained"] is not None:
+        unseen = f"{found['unseen_outliers']:,} outliers that it was not shown"
+        abstained = f"on {100 * found['outliers_abstained']:.1f} % of {unseen}"
     shown = found["outliers"] if outliers in (None, found["outliers"]) else f"{outliers}, {found['outliers']}"
     return {
         "inputs": f"{count:,} {given.kind}{shape}; {found['tuned'] + found['calibrated']:,} held out",
@@ -307,6 +309,7 @@ def _said_of_fit(classifier: "Classifier", given: "Inputs", count: int, outliers
         "outliers": shown + ", made up" * (outliers is None and classifier.likelihood_.outside is not None),
         "accuracy": f"{100 * found['accuracy']:.1f} % of those held out",
         "kept": f"{100 * found['kept']:.1f} % of the {found['tuned']:,} that the threshold was not chosen by",
+        "abstained": abstained,
         "training": f"{found['method']}, {found['epochs']} epochs, {found['seconds']:.0f} s",
     }
 
@@ -315,8 +318,8 @@ def _open_for(
     classifier: "Classifier", path: Path, labelled: bool = False, label: str | None = None, tolerant: bool = False
 ) -> "Inputs":
     """Inputs as the model was fitted to: its columns, its size of pictures."""
-    from demur.classifier.preprocessing import Pictures
-    from demur.inputs import open_inputs, unnamed
+    from demur.classifier.kinds import Pictures
+    from demur.classifier.readers import open_inputs, unnamed
 
     fitted = classifier.preprocessing_
     channels, *size = fitted.shape if isinstance(fitted, Pictures) else (None,)

@@ -51,7 +51,7 @@ def run(
     check_file(json_file, overwrite, mark=RUN, reads=[load] if load else [])
     check_file(save, overwrite, reads=[load] if load else [])
 
-    from demur.method import parse_method
+    from demur.methods import parse_method
     from demur.report.tables import sheet
     from demur.study import run as study
 
@@ -91,9 +91,9 @@ def demo(
 
     import torch
 
+    from demur.paper.grid import PAPER_ROWS
     from demur.report.figures import draw_toy
     from demur.report.tables import BY_MAX_PROB, lines_of, table
-    from demur.study.grid import PAPER_ROWS
     from demur.study.run import run as run_method
     from demur.tasks import load
 
@@ -130,7 +130,7 @@ class _WithStudies(TyperCommand):
     """Names every study where help is asked for, and not before: to know them takes torch."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        from demur.study.grid import STUDIES
+        from demur.paper.grid import STUDIES
 
         name = next(param for param in self.params if param.name == "name")
         name.help = f"{', '.join(STUDIES)}."  # type: ignore[attr-defined]
@@ -164,16 +164,16 @@ def study(
     device: Annotated[str, typer.Option(help="cpu, cuda, ...; auto takes a GPU where there is one.")] = "auto",
 ) -> None:
     """Run a whole table of the paper; stopped, it goes on where it was."""
+    from demur.data.catalogue import CATALOGUE
+    from demur.outliers.synthetic import parts_of
+    from demur.paper.conventions import resolve
+    from demur.paper.grid import select
     from demur.report import tables
     from demur.study.cluster import cluster
-    from demur.study.conventions import resolve
     from demur.study.engine import Place, is_answered, networks_of, one_by_one, results_of, run_cells, seconds_left
-    from demur.study.grid import select
     from demur.study.processes import most_jobs, processes
     from demur.study.run import row_of
     from demur.tasks import IMAGES, TEXTS
-    from demur.tasks.catalogue import CATALOGUE
-    from demur.tasks.made import parts_of
 
     if engine not in ("local", "ray"):
         raise ValueError(f"unknown engine {engine!r}; known: local, ray")
@@ -311,7 +311,7 @@ def audit(
     check_file(figure, overwrite, suffixes=FIGURES)
 
     from demur.audit import audit as audit_task
-    from demur.sharpness import draw_sharpness
+    from demur.outliers.sharpness import draw_sharpness
 
     loaded = load_named(task, data, outliers)
     if figure is not None:
@@ -337,12 +337,13 @@ def bench(
     check_file(json_file, overwrite, mark=BENCH)
     check_file(figure, overwrite, suffixes=FIGURES)
 
+    _find_benchmarks()
     from dataclasses import asdict
 
-    from demur.bench import cpu, gpu
-    from demur.bench.frame import Conditions, run_rows
-    from demur.bench.growth import draw_growth, measure_growth
-    from demur.bench.render import lines
+    from benchmarks import cpu, gpu
+    from benchmarks.frame import Conditions, run_rows
+    from benchmarks.growth import draw_growth, measure_growth
+    from benchmarks.render import lines
     from demur.names import choose
     from demur.study.engine import circumstances
 
@@ -366,6 +367,19 @@ def bench(
         measured = {"rows": [o.as_json() for o in outcomes], "growth": [asdict(line) for line in grown]}
         record = {"demur": demur.__version__} | measured
         write_whole(json_file, json.dumps(record | circumstances(device_named(device)), indent=2) + "\n")
+
+
+def _find_benchmarks() -> None:
+    """They lie beside the package in its source, and are no part of what is installed from an index."""
+    import demur
+
+    source = Path(demur.__file__).parents[1]
+    if not (source / "benchmarks" / "frame.py").is_file():
+        raise ValueError(
+            "the benchmarks come with demur's source, not with the installed package; get the source, and there: "
+            "pip install -e . && demur bench"
+        )
+    sys.path.insert(0, str(source))
 
 
 def load_named(

@@ -226,7 +226,7 @@ def _watch(
         workspace[name] = 4 * ((0 if outer else 2 * weights) + patches + 3 * output[0].numel())
 
     with hooked(modules, note), saved_tensors_hooks(keep, lambda tensor: tensor):
-        network(x.clone().requires_grad_() if x.is_floating_point() else x)
+        network(x.clone().requires_grad_().clone() if x.is_floating_point() else x)
     weights = {p.untyped_storage().data_ptr() for p in network.parameters()}
     return sum(n for pointer, n in storages.items() if pointer not in weights), calls, workspace
 
@@ -337,7 +337,7 @@ def _by_rules(
     frozen = {name: p.detach() for name, p in network.named_parameters()}
     with hooked({name: network.get_submodule(name) for name in layers}, record), _differentiable(network):
         with mixed_precision(network, x.device):
-            logits = functional_call(network, frozen, (x,))
+            logits = functional_call(network, frozen, (x.clone(),))  # which may begin in place
         s = root(logits.detach())
         vectors = list(s.unbind(-1)) if signs is None else [(s @ signs.to(s).unsqueeze(-1)).squeeze(-1)]
         for remaining, v in zip(reversed(range(len(vectors))), vectors, strict=True):
@@ -355,7 +355,7 @@ def _by_gradients(network: nn.Module, plan: Plan, x: Tensor, v: Tensor, total: d
     named = dict(network.named_parameters())
     with _differentiable(network):
         for example, vector in zip(x, v, strict=True):
-            value = network(example.unsqueeze(0)).squeeze(0)
+            value = network(example.unsqueeze(0).clone()).squeeze(0)
             wanted = [named[name] for name in plan.rest]
             for name, gradient in zip(
                 plan.rest, torch.autograd.grad(value, wanted, vector, materialize_grads=True), strict=True
@@ -370,7 +370,7 @@ def _vectorised_gradients(network: nn.Module, names: Collection[str], x: Tensor,
 
     def gradient(example: Tensor, vector: Tensor) -> dict[str, Tensor]:
         def logits(chosen: dict[str, Tensor]) -> Tensor:
-            return functional_call(network, frozen | chosen, (example.unsqueeze(0),)).squeeze(0)
+            return functional_call(network, frozen | chosen, (example.unsqueeze(0).clone(),)).squeeze(0)
 
         return vjp(logits, wanted)[1](vector)[0]
 
@@ -381,7 +381,7 @@ def _vectorised_gradients(network: nn.Module, names: Collection[str], x: Tensor,
 
 def _vmap_works(network: nn.Module, names: Collection[str], x: Tensor) -> bool:
     with torch.no_grad():
-        v = torch.zeros_like(network(x))
+        v = torch.zeros_like(network(x.clone()))
     try:
         _vectorised_gradients(network, names, x, v)
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as reason:

@@ -12,7 +12,7 @@ from demur.inference.base import Inference, build
 from demur.likelihoods import Likelihood
 from demur.networks import Network
 from demur.posterior import Gaussian, Posterior
-from demur.tasks.base import Recipe, Task, as_input
+from demur.tasks.base import Recipe, Task, own_input
 from demur.training import optimizer_for, seeded, train
 
 
@@ -98,8 +98,8 @@ def with_head(model: nn.Module, x: Tensor) -> nn.Module:
     if apart:
         mode = model.training
         with torch.no_grad():
-            whole = model.eval()(as_input(x))
-            apart = torch.allclose(whole, model.head(model.features(as_input(x))), rtol=1e-3, atol=1e-5)  # type: ignore[operator]
+            whole = model.eval()(own_input(x))
+            apart = torch.allclose(whole, model.head(model.features(own_input(x))), rtol=1e-3, atol=1e-5)  # type: ignore[operator]
         model.train(mode)
     if not apart:
         raise ValueError(

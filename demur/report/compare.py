@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from demur.method import METHODS
+from demur.methods import METHODS
+from demur.outliers.synthetic import parts_of
+from demur.paper.grid import Cell
+from demur.paper.published import DEFAULT_OUTLIERS, TABLES, TEST, Column, Figure, Row, Table, mean_but
 from demur.report.intervals import over_seeds
 from demur.report.measured import Measured, scored
-from demur.study.grid import Cell
-from demur.study.published import DEFAULT_OUTLIERS, TABLES, TEST, Column, Figure, Row, Table, mean_but
 from demur.study.run import FAR_AWAY
 from demur.tasks.images import STAND_INS
-from demur.tasks.made import parts_of
 
 # by metric: whether more is better; the confidence on test data is neither
 BETTER = {

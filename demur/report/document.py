@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from demur.method import METHODS
+from demur.methods import METHODS
+from demur.paper.grid import commands
 from demur.report import render
 from demur.report.compare import Kind, ReportTable, kind_of, outliers_of
 from demur.report.measured import CELLS, RESULTS, Measured
 from demur.report.sections import markdown_table
-from demur.study.grid import commands
 from demur.tasks.images import STAND_INS
 
 TIMES = (

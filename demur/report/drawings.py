@@ -6,7 +6,10 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from demur.method import METHODS
+from demur.methods import METHODS
+from demur.paper import published
+from demur.paper.further import shifted
+from demur.paper.grid import split_further
 from demur.report.compare import Kind, kind_of, outliers_of, unusual
 from demur.report.figures import (
     draw_noise_confidence,
@@ -17,9 +20,6 @@ from demur.report.figures import (
     draw_shift,
 )
 from demur.report.measured import Measured
-from demur.study import published
-from demur.study.further import shifted
-from demur.study.grid import split_further
 from demur.study.results import read_result
 from demur.tasks.shift import CORRUPTIONS, SEVERITIES
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from demur.classifier import Classifier
 from demur.classifier.decision import Decision, class_probs, score_of
-from demur.inputs import Inputs, listed
+from demur.classifier.readers import Inputs, listed
 from demur.metrics import BINS, METRICS, SCORES, Array, Prediction, Separation, calibration, max_prob_score
 from demur.predictive import predict
 from demur.report.figures import INSIDE, OUTSIDE, one_column_wide, panels, save_figure

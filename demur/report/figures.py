@@ -13,11 +13,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from demur.method import parse_method
+from demur.methods import parse_method
 from demur.metrics import BINS, Array, Prediction, calibration, ece, max_prob_score
+from demur.paper.further import HALF_WIDTHS, PIXELS, grid
+from demur.paper.grid import TOY_ROWS, setting
 from demur.predictive import predict
-from demur.study.further import HALF_WIDTHS, PIXELS, grid
-from demur.study.grid import TOY_ROWS, setting
 from demur.study.results import Result
 from demur.study.run import FAR_AWAY
 from demur.tasks import Split, load

@@ -21,15 +21,15 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from demur.metrics import METRICS, SCORES, Separation, mmc, ood_metrics
+from demur.outliers.synthetic import parts_of
+from demur.paper.further import PRINTED, VALIDATION, shifted
+from demur.paper.grid import Cell, join_further, split_further
+from demur.paper.published import LEFT_OUT, OOD_SETS, SHIFT_SETS, TEST, mean_but
 from demur.report.intervals import AGAINST, INSIDE, against, counts, interval
-from demur.study.further import PRINTED, VALIDATION, shifted
-from demur.study.grid import Cell, join_further, split_further
-from demur.study.published import LEFT_OUT, OOD_SETS, SHIFT_SETS, TEST, mean_but
 from demur.study.records import DIGESTS, RECORD, DamagedCell, leave_out
 from demur.study.results import Result, find_cells, read_result
 from demur.study.run import FAR_AWAY
 from demur.tasks.images import NOISE, STAND_INS
-from demur.tasks.made import parts_of
 from demur.tasks.shift import CORRUPTIONS
 
 RESULTS, CELLS = "results.csv", "cells.csv"

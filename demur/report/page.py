@@ -7,6 +7,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
+from demur.files import replacing
 from demur.report import render
 from demur.report.compare import Entry, Line, ReportTable, tables
 from demur.report.document import document
@@ -28,8 +29,9 @@ def write_report(cells: Sequence[Measured], out: Path) -> None:
     made = tables(cells)
     for folder in (out / "tables", out / "figures"):
         folder.mkdir(parents=True, exist_ok=True)
-    (out / RESULTS).write_text(results_csv(cells), "utf-8")
-    (out / CELLS).write_text(cells_csv(cells), "utf-8")
+    for name, text in ((RESULTS, results_csv(cells)), (CELLS, cells_csv(cells))):
+        with replacing(out / name) as unfinished:  # they may be all that is left of the cells
+            unfinished.write_text(text, "utf-8")
     for table in made:
         for suffix, write in (("txt", render.text), ("md", render.markdown), ("tex", render.latex)):
             (out / "tables" / f"{table.name}.{suffix}").write_text(write(table), "utf-8")

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from textwrap import wrap
 
+from demur.paper.published import SHIFT_SETS, TEST, Column
 from demur.report.compare import Entry, ReportTable
-from demur.study.published import SHIFT_SETS, TEST, Column
 
 LEGEND = "In per cent: measured ± half its 95 % bootstrap interval over test points"
 BEST = "the best of its group of rows, to the digit shown"

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
-from demur.report.measured import Measured
-from demur.report.recommended import (
+from demur.paper.grid import STUDIES, Cell, commands
+from demur.paper.published import TEST, Row, mean_but
+from demur.paper.recommended import (
     TASKS,
     Candidate,
     Tested,
@@ -21,10 +22,9 @@ from demur.report.recommended import (
     unvalidated,
     validate,
 )
+from demur.paper.views import Known, View, matched, ours, printed, printed_mean
+from demur.report.measured import Measured
 from demur.report.render import per_cent
-from demur.report.views import Known, View, matched, ours, printed, printed_mean
-from demur.study.grid import STUDIES, Cell, commands
-from demur.study.published import TEST, Row, mean_but
 from demur.tasks import IMAGES
 
 HALF = (

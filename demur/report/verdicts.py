@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from demur.report.claims import CLAIMS, NO, PART, UNCLEAR, YES, Case, Claim, joint, so_far
+from demur.paper.claims import CLAIMS, NO, PART, UNCLEAR, YES, Case, Claim, joint, so_far
+from demur.paper.grid import CONVENTIONS, STUDIES, Cell, commands, split_further
+from demur.paper.views import NOISE, View, matched, ours, printed
 from demur.report.measured import Measured
 from demur.report.sections import markdown_table
-from demur.report.views import NOISE, View, matched, ours, printed
-from demur.study.grid import CONVENTIONS, STUDIES, Cell, commands, split_further
 
 VERDICTS = {YES: "holds", PART: "holds in part", NO: "does not hold", UNCLEAR: "undecided"}
 WAITING = "waiting"

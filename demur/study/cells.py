@@ -16,14 +16,14 @@ import demur
 from demur.checkpoint import checkpointed, seconds_in
 from demur.files import locked, replacing
 from demur.inference import INFERENCES
-from demur.method import method_name
+from demur.methods import method_name
+from demur.paper.conventions import Data, Fit, resolve
+from demur.paper.further import FURTHER
+from demur.paper.grid import Cell, split_further
 from demur.posterior import Mixture, Posterior
 from demur.posterior_file import load, read_about, save
 from demur.predictive import predict
 from demur.provenance import code, digest
-from demur.study.conventions import Data, Fit, resolve
-from demur.study.further import FURTHER
-from demur.study.grid import Cell, split_further
 from demur.study.records import DamagedCell, read_record, write_record
 from demur.study.results import POSTERIOR, describe, folder_name, is_done, write_further, write_result
 from demur.tasks import Store, Task
@@ -105,7 +105,8 @@ def fitted(fit: Fit, place: Place) -> Posterior:
     likelihood = fit.likelihood(task.num_classes)
     with locked(folder):
         if (folder / POSTERIOR).exists():
-            return read_posterior(folder, partial(fit.network, likelihood.num_outputs), data_of(fit, place), place)
+            build = partial(fit.network, likelihood.num_outputs)
+            return read_posterior(folder, build, place.device, data_of(fit, place))
         parts = [fitted(part, place) for part in parts_of(fit)]
         started = time.perf_counter() - seconds_in(folder / CHECKPOINT)
         with checkpointed(folder / CHECKPOINT) as kept:
@@ -128,12 +129,12 @@ def data_of(fit: Fit, place: Place) -> dict[str, str]:
     return {name: digests[name] for name in FITTED_WITH if name not in unseen}
 
 
-def read_posterior(folder: Path, build: Callable[[], nn.Module], data: Mapping[str, str], place: Place) -> Posterior:
+def read_posterior(folder: Path, build: Callable[[], nn.Module], device: str, data: Mapping[str, str]) -> Posterior:
     """The one in the folder, unless it was fitted with other data than there is now."""
     path = folder / POSTERIOR
     try:
         said = json.loads(read_about(path).get("data", "null"))
-        posterior = load(path, build, place.device)
+        posterior = load(path, build, device)
     except ValueError as error:
         raise ValueError(f"{error}; delete {path}, and the study fits it anew") from None
     if said is not None and said != data:

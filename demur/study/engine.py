@@ -10,11 +10,11 @@ from typing import Protocol
 
 import torch
 
+from demur.paper.conventions import Fit, resolve
+from demur.paper.grid import Cell
 from demur.study.cells import CHECKPOINT, Place, fitted, is_answered, parts_of, run_cell
 from demur.study.cells import circumstances as circumstances
 from demur.study.cells import networks_of as networks_of
-from demur.study.conventions import Fit, resolve
-from demur.study.grid import Cell
 from demur.study.records import DamagedCell, leave_out, read_record
 from demur.study.results import POSTERIOR, Result, folder_name, is_done, read_result
 from demur.training import of_start_up
@@ -182,7 +182,11 @@ def seconds_left(cells: Sequence[Cell], place: Place, jobs: int = 1) -> str:
     waiting = []
     for cell in cells:
         folder = place.folder(cell)
-        if is_answered(cell, folder):
+        try:
+            done = is_done(folder, cell.further)
+        except DamagedCell:
+            done = False
+        if done:
             seconds = sum(read_record(folder)["seconds"].values())
             known.setdefault((cell.task, cell.method), []).append(seconds)
             known.setdefault((cell.task, ""), []).append(seconds)

@@ -1,16 +1,16 @@
 """A cell's record, cell.json: what it was asked, how it was made, and what its files hold."""
 
 import json
-import re
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from demur.files import replacing
-from demur.method import parse_method
+from demur.methods import parse_method
 from demur.names import choose
-from demur.study.grid import CONVENTIONS, Cell, setting
+from demur.paper.further import FURTHER
+from demur.paper.grid import CONVENTIONS, Cell, setting
 
 RECORD = "cell.json"
 DIGESTS = "digests"  # in the record: of the content of each file of predictions
@@ -70,16 +70,17 @@ def check_record(record: object, path: Path) -> None:
     for sets in (record["sets"], record["missing"], *record.get("further", {}).values()):
         if not isinstance(sets, list) or not all(isinstance(name, str) for name in sets):
             raise DamagedCell(path, "it has sets without names")
-    if not all(re.fullmatch(r"\w+", name) for name in record.get("further", {})):  # they become files
-        raise DamagedCell(path, "its further sets are not named by one word")
     if "test" not in record["sets"]:
         raise DamagedCell(path, "it has no set 'test'")
-    if not isinstance(record["seconds"].get("fit"), int | float):
+    took = record["seconds"]
+    if "fit" not in took or not all(isinstance(seconds, int | float) for seconds in took.values()):
         raise DamagedCell(path, "it does not say how long fitting took")
     try:
         record["fit"]["recipe"]["epochs"]
         for cell in record["cells"]:
             check_cell(Cell(**cell))
+        for kind in record.get("further", {}):  # which becomes the name of a file
+            choose(FURTHER, kind, "further inputs")
     except (TypeError, ValueError, KeyError) as error:
         raise DamagedCell(path, str(error).replace("Cell.__init__()", "a cell")) from None
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from demur.files import locked, replacing
 from demur.metrics import Prediction
+from demur.paper.conventions import Fit
+from demur.paper.grid import Cell, join_further, split_further
 from demur.provenance import digest
-from demur.study.conventions import Fit
-from demur.study.grid import Cell, join_further, split_further
 from demur.study.records import (
     DIGESTS,
     RECORD,
@@ -78,8 +78,8 @@ def folder_name(fit: Fit) -> str:
     """Readable in front, and behind it the hash of all that determines the posterior."""
     determines = describe(fit)
     method = determines.pop("method")
-    digest = hashlib.sha256(json.dumps(determines, sort_keys=True).encode()).hexdigest()
-    return f"{fit.data.name}-{method}-{fit.recipe.seed}-{digest[:16]}"
+    hashed = hashlib.sha256(json.dumps(determines, sort_keys=True).encode()).hexdigest()
+    return f"{fit.data.name}-{method}-{fit.recipe.seed}-{hashed[:16]}"
 
 
 def write_result(
@@ -109,9 +109,11 @@ def file_of(further: str) -> str:
 
 
 def write_predictions(path: Path, predicted: Predicted) -> str:
-    """The digest of what was written."""
+    """The digest of what was written; what could not be read back is refused."""
     tensors = {"y": predicted.y.cpu()}
     for name, prediction in predicted.sets.items():
+        if not prediction.probs.isfinite().all():
+            raise FloatingPointError(f"the predictions of {name} have NaN or infinite values; train with a lower rate")
         tensors[f"{name}/probs"] = prediction.probs
         tensors[f"{name}/expected_entropy"] = prediction.expected_entropy
         if prediction.none is not None:

@@ -9,14 +9,14 @@ from typing import Any
 
 from torch import Tensor
 
-from demur.method import parse_method
+from demur.methods import parse_method
 from demur.metrics import METRICS, Prediction, ood_metrics
+from demur.outliers.synthetic import parts_of
+from demur.paper.grid import setting
 from demur.posterior_file import load, read_about, save
 from demur.predictive import predict
-from demur.study.grid import setting
 from demur.study.results import Result
 from demur.tasks.base import Task
-from demur.tasks.made import parts_of
 
 FAR_AWAY = "far_away"  # an OOD set that asks something else than the others
 

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from demur.data.store import Store as Store
 from demur.names import choose
 from demur.streams import generator_for
 from demur.tasks.base import Recipe as Recipe
@@ -15,7 +16,6 @@ from demur.tasks.base import Split as Split
 from demur.tasks.base import Task as Task
 from demur.tasks.embedded import blobs, digits
 from demur.tasks.images import check_limit, cifar10, cifar100, fashion_mnist, mnist, photographs_of, svhn
-from demur.tasks.store import Store as Store
 from demur.tasks.text import OUTLIERS, sst, trec
 
 EMBEDDED: Mapping[str, Callable[[], Task]] = MappingProxyType({"digits": digits, "blobs": blobs})

@@ -15,6 +15,12 @@ def as_input(x: Tensor) -> Tensor:
     return x.float() if x.is_floating_point() else x
 
 
+def own_input(x: Tensor) -> Tensor:
+    """As `as_input`, in memory of its own: a network may begin in place, and the data must stay what it is."""
+    made = as_input(x)
+    return made.clone() if made is x else made
+
+
 @dataclass(frozen=True)
 class Split:
     """Inputs (N, ...) and their class indices (N,)."""

@@ -7,9 +7,9 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from demur.outliers.noise import far_away, smooth, uniform
 from demur.streams import generator_for
 from demur.tasks.base import Fixed, Split, Task
-from demur.tasks.outliers import far_away, smooth, uniform
 
 
 def digits() -> Task:

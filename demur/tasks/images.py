@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from demur.data.catalogue import CATALOGUE
+from demur.data.store import Store
 from demur.names import choose
+from demur.outliers.noise import Mixed, Smooth, Uniform, far_away, smooth, uniform
+from demur.outliers.overlap import overlapping_classes, read_class_names, read_known_overlap
+from demur.outliers.spectrum import Levelled, mean_power
+from demur.outliers.synthetic import LEVELLED, JoinedHalves, ShuffledPatches, parts_of
 from demur.streams import generator_for
 from demur.tasks.augment import Jitter, random_crops
 from demur.tasks.base import Augment, Fixed, OutlierSource, Split, Task
-from demur.tasks.catalogue import CATALOGUE
-from demur.tasks.frequencies import Levelled, mean_power
-from demur.tasks.made import LEVELLED, JoinedHalves, ShuffledPatches, parts_of
-from demur.tasks.outliers import Mixed, Smooth, Uniform, far_away, smooth, uniform
-from demur.tasks.overlap import overlapping_classes, read_class_names, read_known_overlap
 from demur.tasks.shift import grey
-from demur.tasks.store import Store
 
 OOD_COUNT = 10_000
 VALIDATION_COUNT = 2_000

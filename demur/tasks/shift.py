@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from demur.names import choose
-from demur.tasks.frequencies import cosines
+from demur.outliers.spectrum import cosines
 
 SEVERITIES = (1, 2, 3, 4, 5)
 ROTATIONS = tuple(range(15, 181, 15))

@@ -16,11 +16,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from demur.data.store import Store
 from demur.names import choose
+from demur.outliers.noise import Mixed
 from demur.streams import generator_for
 from demur.tasks.base import Fixed, OutlierSource, Split, Task
-from demur.tasks.outliers import Mixed
-from demur.tasks.store import Store
 
 PADDING, UNKNOWN = 0, 1
 WIDTH = 60  # the longest labelled sentence has 56 words; longer outliers lose their ends

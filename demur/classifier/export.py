@@ -1,0 +1,244 @@
+"""A fitted classifier as one ONNX graph, posterior samples folded in: raw inputs to probabilities, score and decision.
+
+| kind | input of the graph |
+|---|---|
+| rows | float64 (N, columns), as they are before standardising |
+| pictures | uint8 (N, channels, height, width), or float32 in [0, 1] where the model was fitted to such |
+| texts | int64 (N, width): numbers of words, padded with 0 on the left, as `preprocessing_.read` gives them |
+
+Outputs: `probabilities` (N, K) as of predict_proba, `outlier_score` (N,), `decision` (N,) of strings. The names of the
+classes and the threshold are in the graph's metadata.
+"""
+
+import importlib
+import json
+import math
+import os
+import warnings
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from demur.classifier import Classifier
+from demur.classifier.decision import UNKNOWN, UNSURE, class_probs, score_of
+from demur.classifier.kinds import FARTHEST, Pictures, Preprocessing, Rows, Texts
+from demur.metrics import spread
+from demur.names import choose
+from demur.networks import LastState
+from demur.posterior import Gaussian, Point, Posterior
+from demur.predictive import predict
+from demur.streams import generator_for
+from demur.tasks.base import as_input
+
+OUTPUTS = ("probabilities", "outlier_score", "decision")
+CODE = "decision_code"  # a class, or one past them for unsure, two for unknown
+TOLERANCE = 1e-4
+CHECKED = 256  # random inputs
+LARGEST = 2**31 - 2**24  # bytes of weights; an ONNX file is a protocol buffer, which ends at 2 GiB
+
+
+def export_onnx(classifier: Classifier, path: Path) -> str:
+    """Write the graph, whole or not at all, and say how well it agrees with demur on random inputs."""
+    onnx, runtime = needed("onnx"), needed("onnxruntime")
+    graph = Graph(classifier).eval()
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    dynamic = {name: {0: "batch"} for name in ("input", *OUTPUTS[:2], CODE)}
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of tracing, whose result is checked below
+            torch.onnx.export(
+                graph,
+                (example(classifier.preprocessing_, 2),),
+                str(unfinished),
+                input_names=["input"],
+                output_names=[*OUTPUTS[:2], CODE],
+                dynamic_axes=dynamic,
+                dynamo=False,  # the newer exporter needs one more package
+            )
+        model = onnx.load(unfinished)
+        name_decisions(onnx, model, [*map(str, classifier.classes_), UNSURE, UNKNOWN])
+        about = {"classes": [*map(str, classifier.classes_)], "accept": classifier.decision_.accept}
+        onnx.helper.set_model_props(model, {"demur": json.dumps(about | {"kind": classifier.preprocessing_.kind})})
+        model.producer_name = "demur"  # by which a later export knows that it may replace this one
+        onnx.checker.check_model(model)
+        onnx.save(model, unfinished)
+        agreement = check(classifier, runtime.InferenceSession(unfinished, providers=["CPUExecutionProvider"]))
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return agreement
+
+
+def needed(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise ValueError(
+            f"the package {module} is needed to export; install it with: pip install 'demur[onnx]'"
+        ) from None
+
+
+class Graph(nn.Module):
+    """What the exported graph computes."""
+
+    def __init__(self, classifier: Classifier) -> None:
+        super().__init__()
+        self.read = Reading(classifier.preprocessing_)
+        self.average = Average(classifier.posterior_)
+        self.likelihood = classifier.likelihood_
+        decision = classifier.decision_
+        self.score = choose(SCORES, decision.score, "score for a graph")
+        self.accept = torch.tensor(decision.accept)
+        self.unknown = torch.tensor([math.inf if limit is None else limit for limit in decision.unknown])
+
+    def forward(self, raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        every = self.average(self.read(raw))
+        probs = every[:, : self.likelihood.num_classes]
+        none = every[:, self.likelihood.num_classes] if self.likelihood.has_none_class else None
+        best, score = probs.argmax(1), self.score(probs, none)
+        group = best if len(self.accept) > 1 else torch.zeros_like(best)
+        unknown = ~(score <= self.unknown[group])
+        code = torch.where(score <= self.accept[group], best, self.likelihood.num_classes + unknown.long())
+        total = probs.sum(1, keepdim=True)
+        return torch.where(total > 0, probs / total, 1 / self.likelihood.num_classes), score, code
+
+
+def entropy(probs: Tensor) -> Tensor:
+    return -(probs * probs.clamp_min(1e-38).log()).sum(1)  # there is no xlogy in ONNX
+
+
+SCORES: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    "none_share": lambda probs, none: none / (none + probs.amax(1)),
+    "max_prob": lambda probs, none: -probs.amax(1),
+    "none": lambda probs, none: none,
+    "entropy": lambda probs, none: entropy(spread(probs, none)),
+}
+
+
+class Reading(nn.Module):
+    """Raw inputs as the network takes them."""
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        super().__init__()
+        self.rows = preprocessing if isinstance(preprocessing, Rows) else None
+
+    def forward(self, raw: Tensor) -> Tensor:
+        if self.rows is None:
+            return as_input(raw)
+        return (
+            ((raw - raw.new_tensor(self.rows.mean)) / raw.new_tensor(self.rows.scale))
+            .clamp(-FARTHEST, FARTHEST)
+            .float()
+        )
+
+
+class Average(nn.Module):
+    """Probabilities of all outputs, averaged over every draw of the posterior, each with weights of its own."""
+
+    def __init__(self, posterior: Posterior) -> None:
+        super().__init__()
+        components = list(posterior.components())
+        size = sum(drawn_bytes(component) for _, component in components)
+        if size > LARGEST:
+            raise ValueError(
+                f"this model's {posterior.num_draws} networks have {size / 2**30:.1f} GiB of weights, and an ONNX file "
+                "holds 2; fit a smaller network, or a method with fewer draws"
+            )
+        self.weights = [share / component.num_draws for share, component in components]
+        self.trunks = nn.ModuleList(trunk(component) for _, component in components)
+        self.draws = nn.ModuleList(
+            nn.ModuleList(drawn(component, draw) for draw in range(component.num_draws)) for _, component in components
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = torch.zeros(())
+        for weight, trunk, draws in zip(self.weights, self.trunks, self.draws, strict=True):
+            shared = trunk(x)
+            for network in draws:  # type: ignore[attr-defined]
+                total = total + weight * network(shared).softmax(-1)
+        return total
+
+
+def trunk(component: Point | Gaussian) -> nn.Module:
+    return frozen(component.network.get_submodule("features")) if component.over_head else nn.Identity()
+
+
+def drawn(component: Point | Gaussian, draw: int) -> nn.Module:
+    """The draw-th network, or its head where the draws share their trunk."""
+    return frozen(component.network_at(draw) if isinstance(component, Gaussian) else component.network)
+
+
+def frozen(network: nn.Module) -> nn.Module:
+    """A copy that a graph can be made of."""
+    copied = deepcopy(network).requires_grad_(False)
+    for module in copied.modules():
+        if isinstance(module, LastState):
+            module.forward = MethodType(last_state, module)  # type: ignore[method-assign]
+    return copied
+
+
+def last_state(network: LastState, tokens: Tensor) -> Tensor:
+    """As LastState gives it, without packing: what stands behind the end of a text does not change the state there."""
+    width, lengths = tokens.shape[1], (tokens != 0).sum(1, keepdim=True).clamp_min(1)
+    columns = width - lengths + torch.arange(width)
+    states, _ = network.gru(network.embedding(tokens.gather(1, columns.clamp_max(width - 1))))
+    return states.gather(1, (lengths - 1).unsqueeze(2).expand(-1, 1, states.shape[2])).squeeze(1)
+
+
+def drawn_bytes(component: Point | Gaussian) -> int:
+    whole, head = (
+        sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+        for module in (component.network, component.network.get_submodule("head" if component.over_head else ""))
+    )
+    return (whole - head if component.over_head else 0) + component.num_draws * head
+
+
+def name_decisions(onnx: Any, model: Any, names: list[str]) -> None:
+    """Replace the output of codes by one of strings."""
+    text = onnx.TensorProto.STRING
+    model.graph.initializer.append(
+        onnx.helper.make_tensor("decisions", text, [len(names)], [name.encode() for name in names])
+    )
+    model.graph.node.append(onnx.helper.make_node("Gather", ["decisions", CODE], [OUTPUTS[2]]))
+    model.graph.output.pop()
+    model.graph.output.append(onnx.helper.make_tensor_value_info(OUTPUTS[2], text, ["batch"]))
+
+
+def example(preprocessing: Preprocessing, count: int) -> Tensor:
+    """Random inputs of the graph, in and around what the model was fitted to."""
+    generator = generator_for("example")
+    if isinstance(preprocessing, Rows):
+        noise = torch.randn(count, len(preprocessing.mean), generator=generator, dtype=torch.float64)
+        return noise.new_tensor(preprocessing.mean) + 2 * noise.new_tensor(preprocessing.scale) * noise
+    if isinstance(preprocessing, Pictures):
+        pixels = torch.randint(256, (count, *preprocessing.shape), generator=generator, dtype=torch.uint8)
+        return pixels if preprocessing.whole else as_input(pixels)
+    if isinstance(preprocessing, Texts):
+        words = torch.randint(1, len(preprocessing.words), (count, preprocessing.width), generator=generator)
+        start = torch.randint(preprocessing.width, (count, 1), generator=generator)
+        return words.where(torch.arange(preprocessing.width) >= start, 0)
+    raise ValueError(f"a model of {preprocessing.kind} inputs cannot be exported; fit one to rows, pictures or texts")
+
+
+def check(classifier: Classifier, session: Any) -> str:
+    """Compare with demur on random inputs; a graph that differs is refused."""
+    raw = example(classifier.preprocessing_, CHECKED)
+    is_text = isinstance(classifier.preprocessing_, Texts)
+    prediction = predict(
+        classifier.posterior_, classifier.likelihood_, raw if is_text else classifier.preprocessing_.read(raw)
+    )
+    score = score_of(prediction, classifier.decision_.score)
+    decision = classifier.decision_.answers(prediction, classifier.classes_).astype(str)
+    found = session.run(list(OUTPUTS), {"input": raw.numpy()})
+    apart = max(np.abs(found[0] - class_probs(prediction)).max(), np.abs(found[1] - score).max())
+    limits = [limit for limit in (*classifier.decision_.accept, *classifier.decision_.unknown) if limit is not None]
+    clear = np.abs(score[:, None] - limits).min(1) > TOLERANCE
+    if not apart <= TOLERANCE or (found[2] != decision)[clear].any():
+        raise ValueError(f"the exported graph differs from the model by {apart:.1g}; this network cannot be exported")
+    return f"{CHECKED} random inputs give the same to {apart:.0e}"

@@ -1,0 +1,181 @@
+"""The model file: a folder, or one zip whose name ends in .demur, of three parts.
+
+    manifest.json           the format's version, and every other part's length and SHA-256
+    model.json              what is not a tensor: classes, likelihood, preprocessing, thresholds, figures, versions
+    posterior.safetensors   weights and posterior
+
+Nothing in it is code, and reading runs none. Every part is checked against the manifest before it is used, so damage is
+noticed; a hash is no signature, so whoever can rewrite the whole file can make a valid one. It is written whole or not
+at all.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from demur.posterior import Posterior
+from demur.posterior_file import save as save_posterior
+
+FORMAT = (1, 1)  # a new minor version adds, and older ones are read; a new major version breaks
+MANIFEST, MODEL, POSTERIOR = "manifest.json", "model.json", "posterior.safetensors"
+PARTS = (MODEL, POSTERIOR)
+LONGEST_MANIFEST, LONGEST_MODEL = 2**16, 2**26  # bytes
+SUFFIX = ".demur"
+
+
+def check_target(path: str | Path) -> None:
+    """Refuse a path that holds anything but a model, or that no model can be written to."""
+    path = Path(path)
+    if path.is_dir():
+        names = sorted(entry.name for entry in path.iterdir())
+        if names and (names != sorted((MANIFEST, *PARTS)) or not _is_manifest(path / MANIFEST)):
+            raise ValueError(f"{path} is a folder of something else; give a new name, or one that ends in {SUFFIX}")
+    elif path.exists() and not (path.suffix == SUFFIX and _is_zipped_model(path)):
+        raise ValueError(f"{path} is a file that is no model; give a new name, or remove it first")
+    above = next(parent for parent in Path(os.path.realpath(path)).parents if parent.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise ValueError(f"{path} cannot be written: {above} is no folder that you may write to; give another name")
+
+
+def _is_manifest(file: Path) -> bool:
+    try:
+        return _version(json.loads(file.read_bytes()[: LONGEST_MANIFEST + 1])["demur"]) is not None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return False
+
+
+def _is_zipped_model(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return sorted(archive.namelist()) == sorted((MANIFEST, *PARTS))
+    except (zipfile.BadZipFile, OSError):
+        return False
+
+
+def write_model(path: str | Path, model: Mapping[str, Any], posterior: Posterior) -> None:
+    """A folder, or a zip if the name ends in .demur. A model that is there stays until the new one is whole."""
+    check_target(path)
+    path = Path(os.path.realpath(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as beside:
+        folder = Path(beside) / "new"
+        folder.mkdir()
+        (folder / MODEL).write_text(json.dumps(model, indent=1, allow_nan=False), "utf-8")
+        save_posterior(posterior, folder / POSTERIOR)
+        parts = {name: {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in PARTS}
+        version = ".".join(map(str, FORMAT))
+        (folder / MANIFEST).write_text(json.dumps({"demur": version, "parts": parts}, indent=1), "utf-8")
+        if path.suffix == SUFFIX and not path.is_dir():
+            zipped = Path(beside) / "zipped"
+            with zipfile.ZipFile(zipped, "w", zipfile.ZIP_STORED) as archive:
+                for name in (MANIFEST, *PARTS):
+                    archive.write(folder / name, name)
+            os.replace(zipped, path)
+        elif path.exists():
+            _swap(folder, path, Path(beside) / "old")
+        else:
+            os.replace(folder, path)
+
+
+def _swap(new: Path, path: Path, old: Path) -> None:
+    os.replace(path, old)
+    try:
+        os.replace(new, path)
+    except BaseException:  # an interrupt, too: the old one goes back
+        os.replace(old, path)
+        raise
+
+
+@contextmanager
+def read_model(path: str | Path) -> Iterator[tuple[dict[str, Any], Path]]:
+    """What model.json says, and where the posterior lies while the block lasts; every part has been checked."""
+    path = Path(path)
+    if path.is_dir():
+        yield _checked(path, path), path / POSTERIOR
+    elif path.is_file():
+        with tempfile.TemporaryDirectory() as folder:
+            _unzip(path, Path(folder))
+            yield _checked(Path(folder), path), Path(folder) / POSTERIOR
+    else:
+        raise ValueError(f"model {path} does not exist; give the folder or the {SUFFIX} file that was saved")
+
+
+def _unzip(path: Path, folder: Path) -> None:
+    """The three parts, into a folder of our own, under names of our own."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+            if sorted(entry.filename for entry in entries) != sorted((MANIFEST, *PARTS)):
+                raise _damaged(path, f"its parts are not {MANIFEST}, {' and '.join(PARTS)}")
+            for entry in entries:
+                # stored, not compressed: what comes out is never more than what went in
+                if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > path.stat().st_size:
+                    raise _damaged(path, f"{entry.filename} is compressed")
+                with archive.open(entry) as source, (folder / entry.filename).open("wb") as target:
+                    shutil.copyfileobj(source, target)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, UnicodeDecodeError, OSError) as error:
+        raise _damaged(path, str(error)) from None
+
+
+def _checked(folder: Path, path: Path) -> dict[str, Any]:
+    present = sorted(part.name for part in folder.iterdir())
+    if present != sorted((MANIFEST, *PARTS)):
+        raise _damaged(path, f"its parts are not {MANIFEST}, {' and '.join(PARTS)}")
+    if any(not (folder / name).is_file() or (folder / name).is_symlink() for name in present):
+        raise _damaged(path, "a part is not a plain file")
+    manifest = _read_json(folder / MANIFEST, LONGEST_MANIFEST, path)
+    if set(manifest) != {"demur", "parts"} or not isinstance(manifest["parts"], dict):
+        raise _damaged(path, f"{MANIFEST} is not a manifest")
+    _check_version(manifest["demur"], path)
+    if set(manifest["parts"]) != set(PARTS):
+        raise _damaged(path, f"{MANIFEST} lists other parts")
+    for name in PARTS:
+        found = {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
+        if manifest["parts"][name] != found:
+            raise _damaged(path, f"{name} is not what was saved")
+    return _read_json(folder / MODEL, LONGEST_MODEL, path)
+
+
+def _version(text: Any) -> tuple[int, int] | None:
+    try:
+        major, minor = map(int, text.split("."))
+    except (AttributeError, ValueError):
+        return None
+    return major, minor
+
+
+def _check_version(text: Any, path: Path) -> None:
+    version = _version(text)
+    if version is None:
+        raise _damaged(path, f"its format is {text!r}")
+    if version[0] != FORMAT[0] or version[1] > FORMAT[1]:
+        reads = f"{FORMAT[0]}.0 to {FORMAT[0]}.{FORMAT[1]}"
+        raise ValueError(f"{path} has format {text}, this demur reads {reads}; use the demur that saved it")
+
+
+def _read_json(file: Path, longest: int, path: Path) -> dict[str, Any]:
+    if file.stat().st_size > longest:
+        raise _damaged(path, f"{file.name} has more than {longest} bytes")
+    try:
+        value = json.loads(file.read_bytes().decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"{file.name}: {error}") from None
+    if not isinstance(value, dict):
+        raise _damaged(path, f"{file.name} is not an object")
+    return value
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _damaged(path: Path, why: str) -> ValueError:
+    return ValueError(f"{path} is not a model saved by demur, or it is damaged ({why}); save it anew")

@@ -1,0 +1,72 @@
+"""What every reader gives."""
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from demur.data.decode import Shape
+
+Size = tuple[int, int]  # height, width
+Kind = Literal["rows", "pictures", "texts"]
+X: TypeAlias = np.ndarray | pa.Table | list[str]  # a table is rows whose columns have names
+LABELS = ("label", "class", "target", "y")
+BATCH = 1024  # inputs; a csv's batches are a MiB of the file
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some inputs, what to call each (its file, or its number from 1), and the labels where they were asked for.
+
+    `wrong` says by their places in `names` which could not be read, and why; `x` has the others.
+    """
+
+    names: list[str]
+    x: X
+    y: list[str] | None = None
+    wrong: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What lies at a path, opened; `batches` can be run through once."""
+
+    kind: Kind
+    batches: Iterator[Batch]
+    columns: tuple[str, ...] = ()  # of rows, where they have names
+    shape: Shape | None = None  # what pictures are brought to
+
+    def gathered(self) -> Batch:
+        """All of them, in memory."""
+        batches = list(self.batches)
+        names = [name for batch in batches for name in batch.names]
+        y = None if batches[0].y is None else [label for batch in batches for label in batch.y or ()]
+        if self.kind == "texts":
+            return Batch(names, [text for batch in batches for text in batch.x], y)
+        join = pa.concat_tables if isinstance(batches[0].x, pa.Table) else np.concatenate
+        return Batch(names, join([batch.x for batch in batches]), y)
+
+
+def listed(names: Collection[str], most: int = 12) -> str:
+    return ", ".join(itertools.islice(names, most)) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def wrong_rows(
+    x: np.ndarray, path: Path, names: Sequence[str], columns: Sequence[str], tolerant: bool
+) -> dict[int, str]:
+    """The places of rows with a cell that is no finite number; refused, unless `tolerant`."""
+    wrong: dict[int, str] = {}
+    bad = ~np.isfinite(x)
+    for row in np.flatnonzero(bad.any(1)).tolist():
+        column = columns[int(bad[row].argmax())]
+        wrong[row] = (
+            f"{path} has an empty, NaN or infinite cell in row {names[row]}, column {column!r}; "
+            "fill it in, or remove the row"
+        )
+        if not tolerant:
+            raise ValueError(wrong[row])
+    return wrong

@@ -1,0 +1,123 @@
+"""Pictures, in a folder or one alone."""
+
+import math
+import os
+import struct
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from demur.classifier.readers.base import BATCH, Batch, Inputs, Size
+from demur.data.decode import Shape, flattened, is_deep
+from demur.data.formats import PICTURES, find_pictures, reading, split_named
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "PPM", "TIFF")  # those of PICTURES; Pillow's other parsers stay shut
+GREY = ("1", "L", "LA")
+COLOUR = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
+LARGEST = 64  # pixels of the longer side, where nobody states a size
+PIXELS = 2**24  # at most in a batch of pictures
+TRAINED_AT_ONCE = 256  # inliers and outliers, as floats, with at least
+CHANNELS = 32  # in the first layer of a network
+
+
+def open_pictures(path: Path, labelled: bool, size: Size | None, channels: int | None, tolerant: bool) -> Inputs:
+    root = path if path.is_dir() else path.parent
+    files = find_pictures(path) if path.is_dir() else [path]
+    if not files:
+        raise ValueError(f"{path} holds no pictures; give a folder of {', '.join(sorted(PICTURES))} files")
+    if labelled:
+        check_class_folders(path, [file.relative_to(root) for file in files])
+    if size is None or channels is None:
+        usual = usual_shape(files)
+        size, channels = size or usual[1:], channels or usual[0]
+    shape = (channels, *size)
+    if labelled:
+        check_memory(len(files), shape)
+
+    def batches() -> Iterator[Batch]:
+        count = max(1, min(BATCH, PIXELS // math.prod(shape)))
+        for start in range(0, len(files), count):
+            part = files[start : start + count]
+            places = [file.relative_to(root) for file in part]
+            pixels, wrong = [], {}
+            for place, file in enumerate(part):
+                try:
+                    pixels.append(read_picture(file, shape))
+                except ValueError as error:
+                    if not tolerant:
+                        raise
+                    wrong[place] = str(error)
+            names = [place.as_posix() for place in places]
+            x = np.stack(pixels) if pixels else np.empty((0, *shape), np.uint8)
+            yield Batch(names, x, [place.parts[0] for place in places] if labelled else None, wrong)
+
+    return Inputs("pictures", batches(), shape=shape)
+
+
+def check_class_folders(path: Path, places: Sequence[Path]) -> None:
+    """Labels are the names of the folders, so every picture must be in one, and train/ and test/ are not classes."""
+    remedy = "put each class's pictures in a folder of the class's name"
+    if not path.is_dir():
+        raise ValueError(f"{path} is one picture, without a label; {remedy}, and give the folder that holds them")
+    stray = next((place for place in places if len(place.parts) == 1), None)
+    if stray is not None:
+        raise ValueError(f"{path} has a picture outside the class folders, {stray}; {remedy}")
+    classes = sorted({place.parts[0] for place in places})
+    if all(split_named(name) for name in classes):
+        raise ValueError(f"{path} holds {' and '.join(classes)}, which are no classes; give one of these folders")
+    for folder in sorted(path.iterdir()):
+        if folder.is_dir() and not folder.name.startswith(".") and folder.name not in classes:
+            warnings.warn(f"{folder} holds no pictures, so it is no class", stacklevel=2)
+
+
+def check_memory(count: int, shape: Shape) -> None:
+    """Refuse pictures that would not fit into this machine, before the first is read."""
+    batch = 4 * CHANNELS * min(2 * count, TRAINED_AT_ONCE) * shape[1] * shape[2]
+    needed = 2 * count * math.prod(shape) + batch  # twice while they are put together
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**40
+    if needed > there:
+        raise ValueError(
+            f"{count:,} pictures of {shape[1]}x{shape[2]} take {needed / 2**30:,.0f} GiB to train with, and this "
+            f"machine has {there / 2**30:,.0f}; give a smaller size, such as --size {LARGEST}"
+        )
+
+
+def usual_shape(files: Sequence[Path]) -> Shape:
+    """RGB if any picture has colours; the most frequent size, made smaller where it is larger than LARGEST."""
+    sizes: Counter[tuple[int, int]] = Counter()
+    channels = 1
+    for file in files:
+        with opened(file) as picture:
+            turned = picture.getexif().get(0x0112, 1) >= 5  # lying on its side, by EXIF's orientation
+            sizes[picture.size[::-1] if not turned else picture.size] += 1
+            channels = max(channels, 3 if picture.mode in COLOUR else 1)
+    (height, width), _ = sizes.most_common(1)[0]
+    shrink = min(1.0, LARGEST / max(height, width))
+    return channels, max(1, round(shrink * height)), max(1, round(shrink * width))
+
+
+def read_picture(file: Path, shape: Shape) -> np.ndarray:
+    """Pixels (channels, height, width), the right way up, on white where the picture is transparent."""
+    channels, height, width = shape
+    with opened(file) as picture:
+        upright = flattened(ImageOps.exif_transpose(picture), "L" if channels == 1 else "RGB")
+        pixels = np.asarray(upright.resize((width, height), Image.Resampling.BILINEAR))
+    return pixels.reshape(height, width, channels).transpose(2, 0, 1)
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[Image.Image]:
+    """A picture of a colour space that can be read; its damage, whenever it is found, is told in one sentence."""
+    try:
+        with reading(file, "a picture"), Image.open(file, formats=FORMATS) as picture:
+            if picture.mode not in GREY + COLOUR or is_deep(picture):
+                depth = "16-bit " * is_deep(picture)
+                raise ValueError(f"its pixels are {depth}{picture.mode}, not 8-bit grey or RGB; convert it")
+            yield picture
+    except (SyntaxError, struct.error, Image.DecompressionBombError) as error:
+        raise ValueError(f"{file} cannot be read as a picture ({error}); replace it") from error

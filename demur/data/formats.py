@@ -1,0 +1,455 @@
+"""Files that a user already has, brought to the store's layout. What they are is found by looking at them.
+
+| given | taken for |
+|---|---|
+| a folder of class folders of pictures, or of train/ and test/ with such folders in them | labels by folder name |
+| .npz with x or images, and y or labels, or such names with _train, _test | uint8 (N, H, W) or (N, H, W, 3) |
+| .csv or .tsv with columns text and, if known, label | texts |
+| .csv with columns label and one a pixel (with or without a header) | grey square pictures, row by row |
+| .txt | one text a line |
+| MNIST's IDX files, packed or not: the folder, or the file of pictures with that of labels beside it | as published |
+| CIFAR-10's or CIFAR-100's folder of Python files (no code in them is run) | as published |
+| SVHN's train_32x32.mat, test_32x32.mat, or the folder | as published, the digit 0 as label 0 |
+| CIFAR-10-C's folder with labels.npy | one split a corruption, severities 1 to 5 in turn |
+"""
+
+import gzip
+import io
+import math
+import os
+import pickletools
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import scipy.io
+from PIL import Image
+
+from demur.data.catalogue import CATALOGUE
+from demur.data.decode import FORMATS, MODES, flattened, is_deep, picture_shape
+from demur.data.store import Store, check_names, class_names, open_parquet, picture_column, with_class_names
+
+SHARD_ROWS = 50_000
+SPLITS = {"train": "train", "test": "test", "t10k": "test", "val": "validation", "dev": "validation", "extra": "extra"}
+PICTURES = {".png", ".webp", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"}
+COLOURS = dict.fromkeys((*MODES[3], "RGBA", "PA"), "colour") | dict.fromkeys((*MODES[1], "LA"), "grey")
+ARRAY = "numpy.core.multiarray _reconstruct"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One split as it was found: pictures or texts, and their labels, numbers or names, if it has any."""
+
+    split: str | None  # None where the file does not say
+    pictures: Sequence[bytes] | np.ndarray | None = None  # encoded, or pixels (N, H, W) or (N, H, W, channels)
+    texts: Sequence[str] | None = None
+    labels: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.pictures if self.pictures is not None else self.texts or ())
+
+
+Reader = Callable[[Path], Iterator[Part]]
+
+
+def add(store: Store, name: str, path: Path, split: str | None = None, *, overwrite: bool = False) -> list[Path]:
+    """Add a data set: the splits that the files name (only `split`, if given); where they name none, `split` or train.
+
+    A set that the catalogue does not know is the user's own: its classes are numbered in alphabetical order. A split
+    that is there already is replaced only with `overwrite`.
+    """
+    check_names(name, split or "train")
+    written: dict[str, list[Path]] = {}
+    for part in find_reader(path)(path):
+        if split and part.split and part.split != split:
+            continue
+        target = part.split or split or "train"
+        if target in written:
+            raise ValueError(f"{path} holds more than one set of {target} data; give one of its files")
+        check_part(name, part, path)
+        labels, names = number_labels(store, name, target, part, path)
+        if not overwrite and store.has(name, target):
+            raise ValueError(
+                f"{name} has {target} data already; add it under another name, or with overwrite (--overwrite)"
+            )
+        written[target] = store.write(name, target, to_tables(part, labels, names), path.name)
+    if not written:
+        raise ValueError(f"{path} has nothing for split {split!r}; leave the split out to add all that is there")
+    return [file for files in written.values() for file in files]
+
+
+def find_reader(path: Path) -> Reader:
+    """The reader for what lies at `path`."""
+    if not path.exists():
+        raise ValueError(f"{path} does not exist; give a folder or a file")
+    names = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]
+    for pattern, reader in (FOLDERS if path.is_dir() else FILES).items():
+        if any(re.search(pattern, name, re.IGNORECASE) for name in names):
+            return reader
+    if path.is_dir():
+        return read_class_folders
+    raise ValueError(f"{path} is of no known kind; give a folder of class folders, npz, csv, txt, IDX, mat or npy")
+
+
+def number_labels(
+    store: Store, name: str, split: str, part: Part, path: Path
+) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """Labels as numbers, and the names of the classes, which number as in the catalogue or the set's other splits."""
+    if part.labels is None:
+        return None, ()
+    known = CATALOGUE.get(name)
+    names = known.classes if known else names_in_store(store, name, split)
+    labels = np.asarray(part.labels).reshape(-1)
+    if labels.dtype.kind == "U":
+        found = set(labels.tolist())
+        if all(label.isdecimal() for label in found) and not found <= set(names):
+            labels = labels.astype(np.int64)
+        else:
+            names = names or tuple(sorted(found))
+            if not found <= set(names):
+                stranger = min(found - set(names))
+                raise ValueError(f"{path} has a class {stranger!r}; the classes of {name} are {', '.join(names)}")
+            numbers = {label: number for number, label in enumerate(names, known.first_label if known else 0)}
+            labels = np.array([numbers[label] for label in labels.tolist()])
+    if labels.dtype.kind not in "iu":
+        raise ValueError(f"{path} has labels of type {labels.dtype}; give whole numbers or names")
+    allowed = known.labels if known and known.labels else range(np.iinfo(np.int64).max)
+    wrong = labels[(labels < allowed.start) | (labels >= allowed.stop)]
+    if len(wrong):
+        raise ValueError(f"{path} has label {wrong[0]}; labels of {name} are {allowed.start} to {allowed.stop - 1}")
+    return labels.astype(np.int64), names
+
+
+def names_in_store(store: Store, name: str, split: str) -> tuple[str, ...]:
+    """How the other splits of a user's own set number its classes."""
+    files = [file for file in sorted((store.root / name).glob("*.parquet")) if not file.name.startswith(f"{split}-")]
+    return class_names(open_parquet(files[0]).schema_arrow, "label") if files else ()
+
+
+def check_part(name: str, part: Part, path: Path) -> None:
+    """Refuse what could not be read back."""
+    known = CATALOGUE.get(name)
+    kind = "images" if part.texts is None else "text"
+    if known and known.kind != kind:
+        raise ValueError(f"{path} holds {kind}, {name} is a set of {known.kind}; add it under another name")
+    if len(part) == 0 or (part.labels is not None and len(part.labels) != len(part)):
+        labels = "no" if part.labels is None else len(part.labels)
+        raise ValueError(f"{path} has {len(part)} inputs and {labels} labels; give at least one, and a label for each")
+    if part.pictures is None:
+        return
+    if isinstance(part.pictures, np.ndarray):
+        found = part.pictures.shape
+        if part.pictures.dtype != np.uint8 or not (len(found) == 3 or (len(found) == 4 and found[3] in MODES)):
+            kind = f"{part.pictures.dtype} {found}"
+            raise ValueError(f"{path} has pictures that are {kind}; give uint8 (N, H, W) or (N, H, W, 3)")
+        channels, height, width = (1, *found[1:]) if len(found) == 3 else (found[3], *found[1:3])
+    else:
+        channels, height, width = picture_shape(part.pictures[0])
+    if known and known.shape and (channels > known.shape[0] or (height, width) != known.shape[1:]):
+        shape = (channels, height, width)
+        raise ValueError(f"{path} has pictures of shape {shape}, {name} of {known.shape}; convert them first")
+
+
+def to_tables(part: Part, labels: np.ndarray | None, names: tuple[str, ...]) -> Iterator[pa.Table]:
+    for start in range(0, len(part), SHARD_ROWS):
+        rows = slice(start, start + SHARD_ROWS)
+        columns = {}
+        if part.pictures is not None:
+            pixels = isinstance(part.pictures, np.ndarray)
+            columns["image"] = picture_column(map(to_png, part.pictures[rows]) if pixels else part.pictures[rows])
+        if part.texts is not None:
+            columns["text"] = pa.array(part.texts[rows], pa.string())
+        if labels is not None:
+            columns["label"] = pa.array(labels[rows])
+        yield with_class_names(pa.table(columns), names)
+
+
+def to_png(pixels: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels).save(out, "PNG")
+    return out.getvalue()
+
+
+def split_named(name: str) -> str | None:
+    """The split that a file's or folder's name speaks of."""
+    found = (split for word, split in SPLITS.items() if re.search(rf"(?<![a-z]){word}", name, re.IGNORECASE))
+    return next(found, None)
+
+
+@contextmanager
+def reading(path: Path, kind: str) -> Iterator[None]:
+    """Turn what the parsers of damaged files raise into one sentence."""
+    try:
+        yield
+    except (
+        *(OSError, EOFError, ValueError, KeyError, IndexError, AttributeError, TypeError, NotImplementedError),
+        *(zlib.error, zipfile.BadZipFile, scipy.io.matlab.MatReadError),
+    ) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+        raise ValueError(f"{path} cannot be read as {kind} ({reason}); is it whole, and what its name says?") from error
+
+
+def read_class_folders(path: Path) -> Iterator[Part]:
+    folders = sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
+    if folders and all(split_named(folder.name) for folder in folders):
+        for folder in folders:
+            yield read_classes(folder, split_named(folder.name))
+    else:
+        yield read_classes(path, None)
+
+
+def read_classes(path: Path, split: str | None) -> Part:
+    """Pictures sorted by folder and name, the files as they are, or PNG where the store does not read their kind."""
+    files = [file for file in find_pictures(path) if file.parent != path]
+    if not files:
+        raise ValueError(
+            f"{path} holds no folders of pictures; put each class's pictures in a folder of the class's name"
+        )
+    pictures, first = [], ""
+    for file in files:
+        with reading(file, "a picture"), Image.open(file) as picture:
+            if is_deep(picture):
+                raise ValueError("it has 16 bits a channel, not 8; convert it")
+            picture.load()
+            colour = COLOURS.get(picture.mode, picture.mode)
+            plain = flattened(picture, "L" if colour == "grey" else "RGB")
+            as_is = picture.format in FORMATS and not picture.has_transparency_data
+            pictures.append(file.read_bytes() if as_is else to_png(np.asarray(plain)))
+        shape = f"{picture.width}x{picture.height} {colour}"
+        first = first or shape
+        if shape != first or colour == picture.mode:
+            raise ValueError(f"{file} is {shape}, {files[0].name} {first}; bring all to one size, and to grey or RGB")
+    return Part(split, pictures, labels=np.array([file.relative_to(path).parts[0] for file in files]))
+
+
+def find_pictures(path: Path) -> list[Path]:
+    """Every picture below a folder, in order; links are followed, hidden files and folders are not looked at."""
+    found: list[Path] = []
+    above = {path: {path.resolve()}}  # by folder, those that it lies in
+    for name, folders, files in os.walk(path, onerror=_refuse_folder, followlinks=True):
+        folder = Path(name)
+        folders[:] = [each for each in folders if not each.startswith(".")]
+        for each in folders:
+            real = (folder / each).resolve()
+            if real in above[folder]:
+                raise ValueError(f"{folder / each} is a link to a folder that it lies in; remove it")
+            above[folder / each] = above[folder] | {real}
+        for file in (folder / each for each in files if not each.startswith(".")):
+            if not file.exists() and file.suffix.lower() not in PICTURES:
+                raise ValueError(f"{file} is a link to nothing; mend or remove it")
+            if file.suffix.lower() in PICTURES and (file.is_file() or not file.exists()):
+                found.append(file)
+    return sorted(found)
+
+
+def _refuse_folder(error: OSError) -> None:
+    raise ValueError(f"{error.filename} cannot be read ({error.strerror}); allow it, or take the folder out") from error
+
+
+def read_npz(path: Path) -> Iterator[Part]:
+    names = re.compile(r"(?:(train|test|val)_)?(?:(x|images?|data)|(y|labels?))(?:_(train|test|val))?", re.IGNORECASE)
+    with reading(path, "npz"), np.load(path, allow_pickle=False) as file:
+        arrays = {key: file[key] for key in file.files}
+    matches = {key: match for key in arrays if (match := names.fullmatch(key))}
+    inputs = {match[1] or match[4]: arrays[key] for key, match in matches.items() if match[2]}
+    labels = {match[1] or match[4]: arrays[key] for key, match in matches.items() if match[3]}
+    if not inputs:
+        raise ValueError(
+            f"{path} has arrays {', '.join(arrays)}; name the pictures x or images, the labels y or labels"
+        )
+    for word, pictures in inputs.items():
+        if pictures.ndim == 4 and pictures.shape[1] in MODES and pictures.shape[3] not in MODES:
+            pictures = pictures.transpose(0, 2, 3, 1)
+        yield Part(split_named(word or path.name), pictures, labels=labels.get(word))
+
+
+def read_csv(path: Path) -> Iterator[Part]:
+    parse = pa.csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",", newlines_in_values=True)
+    convert = pa.csv.ConvertOptions(column_types={"text": pa.string()})
+    with reading(path, "csv"):
+        table = pa.csv.read_csv(path, parse_options=parse, convert_options=convert)
+        if all(name.isdecimal() for name in table.column_names):  # no header: the first line is data
+            table = pa.csv.read_csv(path, pa.csv.ReadOptions(autogenerate_column_names=True), parse)
+            table = table.rename_columns(["label", *table.column_names[1:]])
+    labels = np.array(table["label"].to_pylist()) if "label" in table.column_names else None
+    if "text" in table.column_names:
+        yield Part(split_named(path.name), texts=table["text"].to_pylist(), labels=labels)
+        return
+    pixels = table.drop_columns("label") if labels is not None else table
+    side = math.isqrt(pixels.num_columns)
+    if side**2 != pixels.num_columns or not all(pa.types.is_integer(kind) for kind in pixels.schema.types):
+        some = ", ".join(table.column_names[:4])
+        raise ValueError(f"{path} has columns {some}, ...; give text and label, or label and grey pixels of a square")
+    with reading(path, "csv of pixels from 0 to 255"):
+        columns = [pc.cast(column, pa.uint8()).to_numpy() for column in pixels.columns]
+    yield Part(split_named(path.name), np.stack(columns, 1).reshape(-1, side, side), labels=labels)
+
+
+def read_txt(path: Path) -> Iterator[Part]:
+    with reading(path, "text in UTF-8"):
+        content = path.read_text(encoding="utf-8")
+        if "\0" in content:
+            raise ValueError("it has zero bytes")
+        lines = [line.strip() for line in content.split("\n")]
+    yield Part(split_named(path.name), texts=[line for line in lines if line])
+
+
+def read_idx(path: Path) -> Iterator[Part]:
+    for file in sorted(path.glob("*images*idx3-ubyte*")) if path.is_dir() else [path]:
+        other = file.name.replace("images", "labels").replace("idx3", "idx1").removesuffix(".gz")
+        labels = next(
+            (found for found in (file.with_name(other), file.with_name(other + ".gz")) if found.exists()), None
+        )
+        if labels is None or "images" not in file.name:
+            raise ValueError(
+                f"{file} needs a file of pictures and, beside it, {other} with the labels; give the pictures"
+            )
+        pictures = read_idx_array(file)
+        if file.name.startswith("emnist"):
+            pictures = pictures.transpose(0, 2, 1)  # published lying on their side
+        yield Part(split_named(file.name), pictures, labels=read_idx_array(labels))
+
+
+def read_idx_array(path: Path) -> np.ndarray:
+    with reading(path, "IDX"):
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        if content[:3] != b"\0\0\x08":
+            raise ValueError("it does not begin as IDX files of bytes do")
+        start = 4 + 4 * content[3]
+        return np.frombuffer(content, np.uint8, offset=start).reshape(np.frombuffer(content[4:start], ">u4"))
+
+
+def read_svhn(path: Path) -> Iterator[Part]:
+    for file in sorted(path.glob("*_32x32.mat")) if path.is_dir() else [path]:
+        with reading(file, "SVHN's mat"):
+            content = scipy.io.loadmat(file, variable_names=["X", "y"])
+            pictures, labels = content["X"].transpose(3, 0, 1, 2), content["y"].reshape(-1) % 10
+        yield Part(split_named(file.name), pictures, labels=labels)
+
+
+def read_corruptions(path: Path) -> Iterator[Part]:
+    folder = path if path.is_dir() else path.parent
+    labels = folder / "labels.npy"
+    with reading(labels, "npy"):
+        numbers = np.load(labels, allow_pickle=False)
+    for file in sorted(folder.glob("*.npy")) if path.is_dir() else [path]:
+        if file != labels:
+            with reading(file, "npy"):
+                pictures = np.load(file, mmap_mode="r", allow_pickle=False)
+            yield Part(file.stem, pictures, labels=numbers)
+
+
+def read_cifar10(path: Path) -> Iterator[Part]:
+    batches = {"train": [f"data_batch_{batch}" for batch in range(1, 6)], "test": ["test_batch"]}
+    for split, files in batches.items():
+        read = [read_cifar_file(path / file, "labels") for file in files]
+        yield Part(split, np.concatenate([pixels for pixels, _ in read]), labels=np.concatenate([y for _, y in read]))
+
+
+def read_cifar100(path: Path) -> Iterator[Part]:
+    for split in ("train", "test"):
+        pixels, labels = read_cifar_file(path / split, "fine_labels")
+        yield Part(split, pixels, labels=labels)
+
+
+def read_cifar_file(path: Path, key: str) -> tuple[np.ndarray, np.ndarray]:
+    with reading(path, "CIFAR's Python file"):
+        content = read_pickled_dict(path)
+        _, shape, kind, column_major, data = content["data"].state
+        if content["data"].name != ARRAY or kind.arguments[0] != "u1" or column_major:
+            raise ValueError("its data are no array of bytes")
+        pixels = np.frombuffer(data.encode("latin-1"), np.uint8).reshape(shape)
+        return pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), np.array(content[key])
+
+
+@dataclass
+class Described:
+    """What a pickle would have made by a call: the function's name, its arguments, and the state given afterwards."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    state: Any = None
+
+
+def read_pickled_dict(path: Path) -> dict[str, Any]:
+    """A dict of plain values and arrays from a pickle, by reading its instructions: nothing is imported or called.
+
+    Arrays come as `Described`. Any instruction that such files do not need is refused.
+    """
+    mark = object()
+    stack: list[Any] = []
+    memo: dict[Any, Any] = {}
+
+    def pop_to_mark() -> list[Any]:
+        start = len(stack) - 1 - stack[::-1].index(mark)
+        items = stack[start + 1 :]
+        del stack[start:]
+        return items
+
+    for opcode, argument, position in pickletools.genops(path.read_bytes()):
+        match opcode.name:
+            case "PROTO" | "STOP":
+                pass
+            case "MARK":
+                stack.append(mark)
+            case "NONE" | "INT" | "BININT" | "BININT1" | "BININT2" | "SHORT_BINSTRING" | "BINSTRING":
+                stack.append(argument)
+            case "NEWFALSE" | "NEWTRUE":
+                stack.append(opcode.name == "NEWTRUE")
+            case "EMPTY_DICT":
+                stack.append({})
+            case "EMPTY_LIST":
+                stack.append([])
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                count = int(opcode.name[-1])
+                stack[-count:] = [tuple(stack[-count:])]
+            case "TUPLE":
+                stack.append(tuple(pop_to_mark()))
+            case "APPENDS":
+                items = pop_to_mark()
+                stack[-1].extend(items)
+            case "SETITEMS":
+                items = pop_to_mark()
+                stack[-1].update(zip(items[::2], items[1::2], strict=True))
+            case "BINPUT" | "LONG_BINPUT":
+                memo[argument] = stack[-1]
+            case "BINGET" | "LONG_BINGET":
+                stack.append(memo[argument])
+            case "GLOBAL" if argument in (ARRAY, "numpy ndarray", "numpy dtype"):
+                stack.append(argument)
+            case "REDUCE":
+                arguments = stack.pop()
+                stack.append(Described(stack.pop(), arguments))
+            case "BUILD":
+                state = stack.pop()
+                stack[-1].state = state
+            case _:
+                raise ValueError(f"instruction {opcode.name} {argument or ''} at byte {position} is refused")
+    return stack.pop()
+
+
+# The first pattern that a name matches, or for a folder the name of any file in it, decides.
+FOLDERS: dict[str, Reader] = {
+    r"idx3-ubyte(\.gz)?$": read_idx,
+    r"^data_batch_\d$|^test_batch$": read_cifar10,
+    r"^meta$": read_cifar100,
+    r"_32x32\.mat$": read_svhn,
+    r"^labels\.npy$": read_corruptions,
+}
+FILES: dict[str, Reader] = {
+    r"idx\d-ubyte(\.gz)?$": read_idx,
+    r"\.npz$": read_npz,
+    r"\.[ct]sv$": read_csv,
+    r"\.txt$": read_txt,
+    r"\.mat$": read_svhn,
+    r"\.npy$": read_corruptions,
+}

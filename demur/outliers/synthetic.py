@@ -1,0 +1,189 @@
+"""Outliers for whoever has none: made anew each epoch from the inliers themselves, each kind of data in its own way.
+
+They keep what is cheap to recognise (the values of a column, the texture of a picture, the words of a text) and break
+what the classes are made of (columns that go together, the places of parts, the order and company of words).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from demur.names import choose
+from demur.outliers.noise import Mixed, smooth
+from demur.outliers.spectrum import levelled, mean_power
+from demur.tasks.base import Fixed, OutlierSource, as_input
+
+WIDENED = 0.5  # on each side, of a column's range
+PATCHES = 4  # along a picture's shorter side
+LEVELLED = "levelled"  # real pictures, made as sharp as the inliers
+
+
+@dataclass(frozen=True)
+class IndependentColumns:
+    """Rows whose columns were drawn independently: each column has its own values, in another order."""
+
+    rows: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.rows.shape
+
+    def epoch(self, generator: torch.Generator) -> Tensor:
+        order = torch.rand(self.rows.shape, generator=generator, device=self.rows.device).argsort(0)
+        return self.rows.gather(0, order)
+
+    def to(self, device: torch.device | str) -> "IndependentColumns":
+        return IndependentColumns(self.rows.to(device))
+
+
+@dataclass(frozen=True)
+class WidenedBox:
+    """Uniform in the box around the rows, widened on every side by half its length."""
+
+    rows: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.rows.shape
+
+    def epoch(self, generator: torch.Generator) -> Tensor:
+        low, high = self.rows.amin(0), self.rows.amax(0)
+        share = torch.rand(self.rows.shape, generator=generator, device=self.rows.device)
+        return low + ((1 + 2 * WIDENED) * share - WIDENED) * (high - low)
+
+    def to(self, device: torch.device | str) -> "WidenedBox":
+        return WidenedBox(self.rows.to(device))
+
+
+@dataclass(frozen=True)
+class SmoothNoise:
+    """Smooth noise with the pictures' own grey values, over their own range if they are floats."""
+
+    pictures: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.pictures.shape
+
+    def epoch(self, generator: torch.Generator) -> Tensor:
+        if self.pictures.dtype == torch.uint8:
+            return smooth(self.pictures, generator)
+        low, high = self.pictures.aminmax()
+        noise = smooth((self.pictures - low) / (high - low).clamp_min(1e-12), generator)
+        return low + (high - low) * as_input(noise)
+
+    def to(self, device: torch.device | str) -> "SmoothNoise":
+        return SmoothNoise(self.pictures.to(device))
+
+
+@dataclass(frozen=True)
+class ShuffledPatches:
+    """Pictures cut into square patches, four along the shorter side, and put together in another order.
+
+    What is left over at the right and at the bottom stays where it was.
+    """
+
+    pictures: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.pictures.shape
+
+    def epoch(self, generator: torch.Generator) -> Tensor:
+        count, _, height, width = self.pictures.shape
+        side = max(1, min(height, width) // PATCHES)
+        down, across = height // side, width // side
+        inside = self.pictures[:, :, : down * side, : across * side]
+        patches = inside.unflatten(3, (across, side)).unflatten(2, (down, side))  # (N, C, down, side, across, side)
+        patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+        order = torch.rand(count, down * across, generator=generator, device=self.pictures.device).argsort(1)
+        patches = patches.gather(1, order[:, :, None, None, None].expand_as(patches)).unflatten(1, (down, across))
+        shuffled = self.pictures.clone()
+        shuffled[:, :, : down * side, : across * side] = patches.permute(0, 3, 1, 4, 2, 5).reshape(inside.shape)
+        return shuffled
+
+    def to(self, device: torch.device | str) -> "ShuffledPatches":
+        return ShuffledPatches(self.pictures.to(device))
+
+
+@dataclass(frozen=True)
+class JoinedHalves:
+    """Pictures joined from halves of two others: upper and lower, or left and right.
+
+    That both are of one class happens as often as it does by chance; a few such outliers do no harm.
+    """
+
+    pictures: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.pictures.shape
+
+    def epoch(self, generator: torch.Generator) -> Tensor:
+        device, (count, _, height, width) = self.pictures.device, self.pictures.shape
+        others = self.pictures[torch.randperm(count, generator=generator, device=device)]
+        across = torch.rand(count, 1, 1, 1, generator=generator, device=device) < 0.5
+        upper = torch.arange(height, device=device).unsqueeze(1) < height // 2
+        left = torch.arange(width, device=device) < width // 2
+        return torch.where(torch.where(across, upper, left), self.pictures, others)
+
+    def to(self, device: torch.device | str) -> "JoinedHalves":
+        return JoinedHalves(self.pictures.to(device))
+
+
+@dataclass(frozen=True)
+class ShuffledWords:
+    """Texts as long as the inliers, with all their words dealt out anew; token numbers, 0 being padding."""
+
+    tokens: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.tokens.shape
+
+    def epoch(self, generator: torch.Generator) -> Tensor:
+        is_word = self.tokens != 0
+        words = self.tokens[is_word]
+        shuffled = self.tokens.clone()
+        shuffled[is_word] = words[torch.randperm(len(words), generator=generator, device=words.device)]
+        return shuffled
+
+    def to(self, device: torch.device | str) -> "ShuffledWords":
+        return ShuffledWords(self.tokens.to(device))
+
+
+Make = Callable[[Tensor], OutlierSource]
+
+# by kind of data
+MADE: Mapping[str, Mapping[str, Make]] = MappingProxyType(
+    {
+        "rows": {"columns": IndependentColumns, "box": WidenedBox},
+        "pictures": {"smooth": SmoothNoise, "patches": ShuffledPatches, "halves": JoinedHalves},
+        "texts": {"words": ShuffledWords},
+    }
+)
+# where no outliers are given; halves help with digits, and not with clothes
+BY_DEFAULT: Mapping[str, str] = MappingProxyType(
+    {"rows": "columns+box", "pictures": "smooth+patches", "texts": "words"}
+)
+
+
+def parts_of(outliers: str | None) -> tuple[str, ...]:
+    """The sets, by name, that outliers are made of: `a+b_levelled` of a and b."""
+    return tuple(dict.fromkeys(part.removesuffix(f"_{LEVELLED}") for part in (outliers or "").split("+")))
+
+
+def made_up(kind: str, name: str | None, inliers: Tensor, given: Tensor | None = None) -> tuple[str, OutlierSource]:
+    """The made-up outliers of that name (`a+b` is a mix; None is the kind's default) and the name, to be recorded.
+
+    Where real pictures are `given`, `levelled` are these, made as sharp as the inliers.
+    """
+    name = BY_DEFAULT[kind] if name is None else name
+    makes = dict(MADE[kind])
+    if given is not None and kind == "pictures":
+        makes[LEVELLED] = lambda pictures: Fixed(levelled(given, mean_power(pictures)))
+    sources = tuple(choose(makes, part, f"made-up outliers for {kind}")(inliers) for part in name.split("+"))
+    return name, sources[0] if len(sources) == 1 else Mixed(sources)

@@ -1,0 +1,171 @@
+"""What "published" and "corrected" mean for a cell, in ordinary argument values. Nobody else knows of conventions."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+from torch import Tensor
+
+from demur.inference import CyclicalSGHMC, Flipout, Inference, Laplace, VariationalBayes
+from demur.likelihoods import LabelModel, Likelihood, none_class, outlier_exposure, soft_labels
+from demur.methods import parse_method
+from demur.names import choose
+from demur.networks import Network
+from demur.paper.grid import CONVENTIONS, Cell, setting
+from demur.posterior import Gaussian, Posterior
+from demur.tasks import IMAGES, TEXTS, Store, Task, default_outliers
+from demur.tasks.base import Recipe
+
+
+@dataclass(frozen=True)
+class Data:
+    """A task by name, and the options it is loaded with."""
+
+    name: str
+    outliers: str | None = None
+    limit: int | None = None
+    validation: Literal["train", "test"] = "train"
+    inside: str = "levelled"
+    outside: str = "levelled"
+    augment: bool = True
+
+
+@dataclass(frozen=True)
+class Fit:
+    """All that determines a posterior, and the name of its method."""
+
+    method: str
+    data: Data
+    network: Network
+    likelihood: Callable[[int], Likelihood]  # of the number of classes
+    inference: Inference
+    recipe: Recipe
+
+
+def resolve(cell: Cell, store: Store) -> Fit:
+    """The cell's convention applied to the method's and the task's own values, with the outliers that the store has."""
+    method = parse_method(cell.method)
+    given = setting(cell.task, cell.method)
+    recipe = replace(given.recipe, seed=cell.seed, epochs=cell.epochs or given.recipe.epochs)
+    outliers = cell.outliers
+    if method.likelihood(2).outside is None:
+        outliers = None  # where none are looked at, the network is the same whatever they are
+    elif outliers is None:
+        outliers = default_outliers(cell.task, store)
+    data = Data(cell.task, outliers, cell.limit)
+    fit = Fit(cell.method, data, given.network, method.likelihood, given.inference or method.inference, recipe)
+    return choose(CHANGES, cell.convention, "convention")(fit)
+
+
+def corrected(fit: Fit) -> Fit:
+    return fit
+
+
+def published(fit: Fit) -> Fit:
+    inference, _, likelihood = fit.method.partition("+")
+    text = fit.data.name in TEXTS
+    data = fit.data
+    if text:
+        data = replace(data, inside="cased", outside="lowered")
+    elif data.name in IMAGES and inference == "la":  # the only method that looks at validation data
+        data = replace(data, validation="test")
+    if data.name == "fashion_mnist":
+        data = replace(data, augment=False)  # off unless asked for, and nobody asks
+    fit = replace(
+        fit,
+        data=data,
+        likelihood=_published_likelihood(inference, likelihood, fit.likelihood),
+        inference=_published_inference(likelihood, fit.inference, text, fit.recipe.batch_size),
+    )
+    return _soft_labels_of_many_classes(fit) if (data.name, likelihood) == ("cifar100", "sl") else fit
+
+
+def exposure_shared_among_classes(num_classes: int) -> Likelihood:
+    """Outlier exposure of weight 0.5 / K."""
+    return outlier_exposure(num_classes, weight=0.5 / num_classes)
+
+
+@dataclass(frozen=True)
+class Tempered:
+    """A density to a power: its log-probability and its information count so much less."""
+
+    model: LabelModel
+    power: float
+
+    def log_prob(self, logits: Tensor, label: Tensor) -> Tensor:
+        return self.power * self.model.log_prob(logits, label)
+
+    def fisher_root(self, logits: Tensor) -> Tensor:
+        return math.sqrt(self.power) * self.model.fisher_root(logits)
+
+
+def soft_labels_shared_among_classes(num_classes: int) -> Likelihood:
+    """The loss divided by K, inside and outside."""
+    usual = soft_labels(num_classes, smoothing=1e-30)
+    assert usual.outside is not None
+    shared = Tempered(usual.inside, 1 / num_classes)
+    return replace(usual, inside=shared, outside=replace(usual.outside, model=shared))
+
+
+def none_class_averaged_together(num_classes: int) -> Likelihood:
+    """The cross-entropy's mean over in- and outliers together: each kind counts half."""
+    usual = none_class(num_classes)
+    assert usual.outside is not None
+    half = Tempered(usual.inside, 0.5)
+    return replace(usual, inside=half, outside=replace(usual.outside, model=half))
+
+
+@dataclass(frozen=True)
+class TunedOnTrainingData:
+    """Laplace, its prior precision tuned on the inputs that the network was fitted to."""
+
+    laplace: Laplace
+
+    def parts(self, recipe: Recipe) -> list[tuple[Inference, Recipe]]:
+        return self.laplace.parts(recipe)
+
+    def fit(
+        self, network: Network, likelihood: Likelihood, task: Task, recipe: Recipe, parts: Sequence[Posterior] = ()
+    ) -> Gaussian:
+        return self.laplace.fit(network, likelihood, replace(task, validation=task.train), recipe, parts)
+
+
+def _published_likelihood(
+    inference: str, likelihood: str, usual: Callable[[int], Likelihood]
+) -> Callable[[int], Likelihood]:
+    if likelihood == "oe" and inference in ("map", "la", "de"):
+        return exposure_shared_among_classes
+    if likelihood == "sl":
+        return partial(soft_labels, smoothing=1e-30)
+    if likelihood == "nc" and inference in ("flipout", "csghmc"):
+        return none_class_averaged_together
+    return usual
+
+
+def _published_inference(likelihood: str, usual: Inference, text: bool, batch_size: int) -> Inference:
+    if isinstance(usual, Laplace):
+        low, high = (-1.0, 3.0) if text else (3.0, 6.0)
+        grid = tuple(10 ** (low + (high - low) * k / 99) for k in range(100))
+        laplace = replace(usual, estimator="batch_mean", grid=grid, criterion="brier", slack=0.0, tuning_draws=5)
+        return TunedOnTrainingData(laplace) if text else laplace
+    if isinstance(usual, VariationalBayes):
+        return replace(usual, kl_count=batch_size, prior_decay=1e-3 if likelihood else 5e-4)
+    if isinstance(usual, Flipout):
+        return replace(usual, mean_kl=True)
+    if isinstance(usual, CyclicalSGHMC):
+        return replace(usual, temperature="1/N")
+    return usual
+
+
+def _soft_labels_of_many_classes(fit: Fit) -> Fit:
+    """On CIFAR-100 the loss is divided by K, the gradient not clipped, and VB's tau a hundredth of the others'."""
+    inference = fit.inference
+    if isinstance(inference, VariationalBayes):
+        inference = replace(inference, tau=0.001)
+    recipe = replace(fit.recipe, clip_norm=None)
+    return replace(fit, likelihood=soft_labels_shared_among_classes, inference=inference, recipe=recipe)
+
+
+CHANGES: dict[str, Callable[[Fit], Fit]] = dict(zip(CONVENTIONS, (corrected, published), strict=True))

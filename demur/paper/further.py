@@ -1,0 +1,82 @@
+"""Inputs that a cell may be asked to predict beside its task's own: pictures under shift, the plane of the toy, and
+what a method may be chosen by without a look at what it is tested with."""
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from demur.paper.conventions import Data
+from demur.tasks import Split, Store
+from demur.tasks import load as load_task
+from demur.tasks.images import fitted
+from demur.tasks.shift import CORRUPTIONS, SEVERITIES, corrupt
+
+PICTURES = 2_000  # of the test set: 95 times 10,000 predictions would be 45 MB a cell
+HALF_WIDTHS = MappingProxyType({"near the data": 7.0, "zoomed out": 70.0})
+PIXELS = 150
+
+Inputs = tuple[Tensor, Mapping[str, Tensor]]  # labels, none where there are no classes, and sets by name
+
+
+def shift(data: Data, store: Store) -> Inputs:
+    """The same test pictures under every corruption, as `shift/fog/3`."""
+    return _corrupted(data.name, data.limit, store)
+
+
+@lru_cache(maxsize=1)  # 0.6 GB, and half a minute on one core
+def _corrupted(name: str, limit: int | None, store: Store) -> Inputs:
+    # of those that neither convention validates with; made on a CPU, so that they are the same everywhere
+    test = load_task(name, store=store, outliers="uniform", limit=limit, validation="test").test
+    some = Split(test.x[:PICTURES], test.y[:PICTURES])
+    return some.y, {shifted(c, s): corrupt(some.x, c, s) for c in CORRUPTIONS for s in SEVERITIES}
+
+
+def shifted(corruption: str, severity: int) -> str:
+    """What the set is called."""
+    return f"shift/{corruption}/{severity}"
+
+
+def plane(data: Data, store: Store) -> Inputs:
+    """A grid of points around the classes, near and from afar."""
+    return torch.empty(0, dtype=torch.long), {where: grid(half) for where, half in HALF_WIDTHS.items()}
+
+
+def grid(half: float) -> Tensor:
+    """(PIXELS ** 2, 2): column by column, each from below."""
+    line = torch.linspace(-half, half, PIXELS)
+    return torch.cartesian_prod(line, line)
+
+
+VALIDATION, PRINTED = "validation/inliers", "validation/printed_letters"
+LETTERS = "ABDEFGHJKLMNPQRTUVWXYabdefghkmnpqrtuwy"  # without those most like digits
+LETTER_COUNT = 2_000
+
+
+def validation(data: Data, store: Store) -> Inputs:
+    """Held-out inliers, and letters that are nobody's test data: for tasks of pictures."""
+    held_out = load_task(data.name, store=store, outliers="uniform", limit=data.limit).validation
+    shape = held_out.x.shape[1:]
+    return held_out.y, {VALIDATION: held_out.x, PRINTED: fitted(printed_letters(LETTER_COUNT, shape[-1]), shape)}
+
+
+def printed_letters(count: int, size: int) -> Tensor:
+    """(count, 1, size, size) of uint8: white on black, in one font, of many sizes, more or less bold and upright."""
+    draw, pictures = np.random.default_rng(0), []
+    for number in range(count):
+        picture = Image.new("L", (2 * size, 2 * size))
+        font = ImageFont.load_default(size=size * draw.uniform(1.1, 1.7))
+        letter, bold = LETTERS[number % len(LETTERS)], int(draw.integers(2))
+        ImageDraw.Draw(picture).text((size, size), letter, 255, font, anchor="mm", stroke_width=bold)
+        turned = picture.rotate(draw.uniform(-15, 15), Image.Resampling.BILINEAR)
+        pictures.append(np.asarray(turned.resize((size, size), Image.Resampling.LANCZOS)))
+    return torch.from_numpy(np.stack(pictures)).unsqueeze(1)
+
+
+FURTHER: Mapping[str, Callable[[Data, Store], Inputs]] = MappingProxyType(
+    {"shift": shift, "plane": plane, "validation": validation}
+)

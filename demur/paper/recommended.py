@@ -1,0 +1,179 @@
+"""Which method to use: chosen among candidates by validation data alone, and only then tested."""
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from demur.methods import parse_method
+from demur.outliers.synthetic import parts_of
+from demur.paper.further import LETTER_COUNT, PRINTED, VALIDATION
+from demur.paper.grid import CANDIDATES, STUDIES, Cell
+from demur.paper.published import OOD_SETS, TEST, Row, mean_but
+from demur.paper.views import Known, View, best_printed
+from demur.report.measured import Measured, scored
+from demur.study.run import FAR_AWAY
+from demur.tasks.images import STAND_INS, VALIDATION_COUNT
+
+STUDY = STUDIES["recommended"]
+TASKS = tuple(dict.fromkeys(cell.task for cell in STUDY))
+BY_TASK = {task: {(cell.method, cell.outliers): cell for cell in STUDY if cell.task == task} for task in TASKS}
+# in a tie the first: Laplace is what the paper argues for
+INFERENCES, SCORES = ("la", "map", "de"), ("none_share", "none", "max_prob")
+ALLOWED = 0.005  # of accuracy, below the best candidate's, beyond a standard error
+
+
+# the choice ---------------------------------------------------------------------------------------------------------
+
+
+class Candidate(NamedTuple):
+    method: str
+    outliers: str | None  # trained with; None is the task's own
+    score: str
+
+    def cell(self, task: str) -> Cell:
+        """As the study has it."""
+        return BY_TASK[task][self.method, self.outliers]
+
+
+@dataclass(frozen=True)
+class Validated:
+    """A candidate's figures on validation data, by task; nan where it is not there but others are."""
+
+    candidate: Candidate
+    fpr95: Mapping[str, float]
+    accuracy: Mapping[str, float]
+    accurate: bool  # nowhere too far below the best candidate
+
+    @property
+    def mean(self) -> float:
+        """Of FPR95; nan where a task is missing."""
+        return float(np.mean([*self.fpr95.values()]))
+
+    @property
+    def eligible(self) -> bool:
+        return self.accurate and not math.isnan(self.mean)
+
+    @property
+    def standard_error(self) -> float:
+        """Of the mean, over the draw of letters."""
+        return math.sqrt(sum(share * (1 - share) for share in self.fpr95.values()) / LETTER_COUNT) / len(self.fpr95)
+
+    @property
+    def preference(self) -> tuple[int, int, int]:
+        """By inference, by score, by how many sources the outliers have."""
+        method, outliers, score = self.candidate
+        return INFERENCES.index(parse_method(method).inference_name), SCORES.index(score), (outliers or "").count("+")
+
+
+def scores_of(method: str) -> tuple[str, ...]:
+    return SCORES if parse_method(method).likelihood(2).has_none_class else ("max_prob",)
+
+
+def validate(view: View, tasks: Iterable[str] = TASKS) -> list[Validated]:
+    """Every candidate of which something is there, best first; those that lack a task come last."""
+    there = {cell for cell in STUDY if view.seeds(cell)}
+    tasks = [task for task in tasks if any(cell.task == task for cell in there)]
+
+    def figures(made: tuple[str, str | None], name: str, metric: str) -> dict[str, float]:
+        by_task = {task: BY_TASK[task][made] for task in tasks}
+        return {
+            task: view.of(cell, name, metric).value if cell in there else math.nan for task, cell in by_task.items()
+        }
+
+    some = [made for made in CANDIDATES if any(BY_TASK[task][made] in there for task in tasks)]
+    accuracy = {made: figures(made, VALIDATION, "accuracy") for made in some}
+    best = {task: float(np.nanmax([each[task] for each in accuracy.values()])) for task in tasks}
+    found = []
+    for made in some:
+        # rounded, since what is allowed is still allowed
+        accurate = not any(
+            round(best[task] - value - math.sqrt(best[task] * (1 - best[task]) / VALIDATION_COUNT), 6) > ALLOWED
+            for task, value in accuracy[made].items()
+        )
+        for score in scores_of(made[0]):
+            fpr95 = figures(made, PRINTED, scored("fpr95", score))
+            found.append(Validated(Candidate(*made, score), fpr95, accuracy[made], accurate))
+    return sorted(found, key=lambda one: (math.inf if math.isnan(one.mean) else one.mean, one.preference))
+
+
+def recommended(validated: Sequence[Validated]) -> Candidate | None:
+    """The preferred one of those that are within a standard error of the best."""
+    eligible = [one for one in validated if one.eligible]
+    if not eligible:
+        return None
+    best = eligible[0]
+    level = [one for one in eligible if one.mean <= best.mean + best.standard_error]
+    return min(level, key=lambda one: one.preference).candidate
+
+
+# its test -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A candidate on a task's test data, beside the paper's best rows over the same OOD sets."""
+
+    accuracy: Known
+    plain: Known | None  # the accuracy of `map`
+    fpr95: Known
+    far_away: Known  # FPR95 there, which no mean counts
+    printed: Mapping[str, tuple[Row, Known] | None]  # by score
+
+
+def tasks_there(view: View) -> list[str]:
+    """Those of the study of which a candidate, or `map`, is there."""
+    return [
+        task for task in TASKS if any(_is_there(view, cell) for cell in (Cell(task, "map"), *BY_TASK[task].values()))
+    ]
+
+
+def unvalidated(view: View) -> list[Cell]:
+    """What it takes to choose among all candidates, and to test the chosen one."""
+    return [cell for cell in STUDY if not view.seeds(cell)]
+
+
+def trained_with(candidates: Iterable[Candidate], task: str) -> list[str]:
+    """Those of the task's OOD sets that some of the candidates were shown in training."""
+    shown = {name for candidate in candidates for name in parts_of(candidate.outliers)}
+    return [name for name in OOD_SETS[task] if name in shown]
+
+
+def replaced(cells: Iterable[Measured], task: str) -> list[str]:
+    """Those of the paper's OOD sets for which another stands in."""
+    sets = {name for one in cells if one.cell.task == task for name in one.sets}
+    return [name for name in OOD_SETS[task] if STAND_INS.get(name) in sets]
+
+
+def measure(
+    view: View, candidate: Candidate, task: str, seen: Collection[str], others: Collection[str] = ()
+) -> Tested | None:
+    """Over the OOD sets but those `seen` in training, and but `others`; None where the cell is not there."""
+    cell, plain, metric = candidate.cell(task), Cell(task, "map"), scored("fpr95", candidate.score)
+    if not _is_there(view, cell):
+        return None
+    sets = view.sets(cell, [*seen, *others])
+    fpr95 = view.of(cell, mean_but(*seen), metric)
+    if others:
+        each = [view.of(cell, name, metric) for name in sets]
+        # as if the sets' errors went together, which they do in part: the inliers are the same
+        fpr95 = Known(float(np.mean([one.value for one in each])), float(np.mean([one.half for one in each])))
+    return Tested(
+        view.of(cell, TEST, "accuracy"),
+        view.of(plain, TEST, "accuracy") if view.seeds(plain) else None,
+        fpr95,
+        view.of(cell, FAR_AWAY, metric),
+        {score: best_printed(task, score, sets) for score in ("max_prob", "none")},
+    )
+
+
+def standing(one: Known, printed: Known) -> str:
+    """By the interval of our figure, less being better."""
+    difference = one.value - printed.value
+    return "level" if abs(difference) <= one.half else "ahead" if difference < 0 else "behind"
+
+
+def _is_there(view: View, cell: Cell) -> bool:
+    return view.seeds(replace(cell, further=None)) > 0

@@ -1,0 +1,1 @@
+"""Outside the package: causes, agreement, kills, fuzz, mutants."""
