@@ -180,3 +180,21 @@ main()
 """
         done = subprocess.run([sys.executable, "-c", stop], capture_output=True, text=True, check=False, cwd=tmp_path)
         assert (done.returncode, done.stderr) == (130, "demur: stopped\n"), name
+
+
+def test_too_little_memory_is_one_sentence_and_a_bug_is_not_hidden(monkeypatch, capsys):
+    from demur.cli import program
+
+    def failing(error):
+        def app(**_):
+            raise error
+
+        return app
+
+    for error in (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), MemoryError()):
+        monkeypatch.setattr(program, "app", failing(error))
+        assert program.run() == 2
+        assert capsys.readouterr().err == "demur: there is not enough memory; give less data, or smaller inputs\n"
+    monkeypatch.setattr(program, "app", failing(RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):
+        program.run()
