@@ -19,7 +19,7 @@ from demur.classifier.adoption import find_head, with_outputs
 from demur.classifier.fitting import divided, held_out_outliers
 from demur.outliers.spectrum import Levelled, mean_power
 from demur.outliers.synthetic import WidenedBox
-from demur.tasks.base import Fixed
+from demur.training_data import Fixed
 
 FAST = demur.Classifier(method="map+nc", epochs=12, batch_size=16, lr=5e-3, device="cpu")
 few_to_calibrate = pytest.mark.filterwarnings("ignore:keep=.* needs")

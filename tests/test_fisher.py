@@ -14,9 +14,9 @@ from torch.func import functional_call, jacrev
 from demur.inference import Laplace
 from demur.inference.fisher import RULES, batch_mean_fisher, diagonal_fisher, make_plan
 from demur.likelihoods import LIKELIHOODS, none_class, outlier_exposure, plain
-from demur.networks import gru, lenet, mlp, wide_resnet
-from demur.tasks.base import Fixed, as_input
-from tests.conftest import make_task
+from demur.networks import as_input, gru, lenet, mlp, wide_resnet
+from demur.training_data import Fixed
+from tests.conftest import changed, make_task
 
 
 class Unusual(nn.Module):
@@ -247,7 +247,7 @@ def test_doubling_the_weight_doubles_the_outliers_part():
     model = mlp(3, inputs=4, hidden=(8,)).eval()
     laplace = Laplace(estimator="exact")
     zero, one, two = (
-        laplace.fisher(model, likelihood, task)["head.weight"]
+        laplace.fisher(model, likelihood, task.training)["head.weight"]
         for likelihood in (plain(3), outlier_exposure(3, weight=1.0), outlier_exposure(3, weight=2.0))
     )
     torch.testing.assert_close(two - zero, 2 * (one - zero), rtol=1e-4, atol=1e-4)
@@ -255,14 +255,13 @@ def test_doubling_the_weight_doubles_the_outliers_part():
 
 def test_the_number_of_outliers_does_not_matter_but_their_kind():
     task = make_task()
-    repeated = Fixed(task.outliers.x[:24].repeat(4, 1))
-    once = Fixed(task.outliers.x[:24])
+    repeated = Fixed(task.training.outliers.x[:24].repeat(4, 1))
+    once = Fixed(task.training.outliers.x[:24])
     torch.manual_seed(0)
     model = mlp(4, inputs=4, hidden=(8,)).eval()
-    from dataclasses import replace
 
     sums = [
-        Laplace(estimator="exact").fisher(model, none_class(3), replace(task, outliers=o)) for o in (repeated, once)
+        Laplace(estimator="exact").fisher(model, none_class(3), changed(task, outliers=o)) for o in (repeated, once)
     ]
     for name in sums[0]:
         torch.testing.assert_close(sums[0][name], sums[1][name], rtol=1e-4, atol=1e-4)

@@ -7,7 +7,7 @@ from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
 from demur.outliers.noise import Mixed, Smooth, Uniform, far_away, smooth, uniform
-from demur.tasks.base import Fixed
+from demur.training_data import Fixed
 
 
 def generator(seed: int = 0) -> torch.Generator:

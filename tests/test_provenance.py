@@ -10,7 +10,7 @@ import torch
 
 from demur.outliers.noise import Mixed, Smooth, Uniform
 from demur.provenance import PACKAGE, code, commit_of, digest
-from demur.tasks.base import Fixed, Split
+from demur.training_data import Fixed, Split
 
 
 def git(folder: Path, *arguments: str) -> str:

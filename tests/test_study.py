@@ -94,7 +94,7 @@ def test_clothes_alone_are_not_augmented_in_the_published_convention(data_root: 
     store = Store(data_root, cache=tmp_path)
     for augment in (True, False):
         loaded = load_data(Data("fashion_mnist", "smooth", 20, augment=augment), store, "cpu")
-        assert (loaded.augment is not None) == augment
+        assert (loaded.training.augment is not None) == augment
 
 
 def test_a_folder_is_named_by_all_that_determines_it():
@@ -378,8 +378,13 @@ def test_the_record_says_how_it_was_made(place: Place):
 def test_the_record_holds_the_hashes_of_its_data(place: Place, monkeypatch: pytest.MonkeyPatch):
     plain, exposed = (json.loads((run_cell(cell, place) / "cell.json").read_text()) for cell in quick("map", "la+nc"))
     task = load_data(Data("digits", limit=200), NOWHERE, "cpu")
-    sets = {"train": task.train, "validation": task.validation, "outliers": task.outliers, "test": task.test}
-    sets |= {f"ood/{name}": x for name, x in task.ood_test.items()}
+    sets = {
+        "train": task.training.train,
+        "validation": task.training.validation,
+        "outliers": task.training.outliers,
+        "test": task.testing.test,
+    }
+    sets |= {f"ood/{name}": x for name, x in task.testing.ood.items()}
     assert exposed["data"] == {name: digest(value) for name, value in sets.items()}
     assert plain["data"] == {name: value for name, value in exposed["data"].items() if name != "outliers"}
     toy = json.loads((run_cell(Cell("blobs", "map", epochs=1, further="plane"), place) / "cell.json").read_text())

@@ -42,7 +42,7 @@ from demur.outliers.synthetic import LEVELLED, made_up
 from demur.posterior_file import load as load_posterior
 from demur.predictive import predict
 from demur.streams import generator_for
-from demur.tasks.base import Fixed, OutlierSource, Recipe, Split, Task, check_finite
+from demur.training_data import Fixed, OutlierSource, Recipe, Split, TrainingData, check_finite
 
 
 @dataclass(frozen=True)
@@ -136,11 +136,11 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
         inside, tuned, calibrating = split(train), split(tuning), split(calibration)
         name, source, unseen = self._outliers(outliers, made, inside.x, tuned.x, seed)
-        task = Task("your data", tuple(map(str, self.classes_)), inside, tuned, tuned, source, {}, trained_with=name)
+        data = TrainingData(inside, tuned, source)
         self.network_, self.wraps_logits_ = self._network(inside.x[:2])
         recipe = self._recipe(len(train), seed)
         inference = fitting_inference(method, self.network_, self.likelihood_.num_outputs)
-        self.posterior_ = inference.fit(self.network_, self.likelihood_, task.to(self._torch_device()), recipe)
+        self.posterior_ = inference.fit(self.network_, self.likelihood_, data.to(self._torch_device()), recipe)
         to_calibrate = self._predicted(calibrating.x)
         self.decision_ = calibrated(to_calibrate, default_score(self.likelihood_), self.keep, self.by_class)
         self.report_: dict[str, Any] = {
@@ -208,7 +208,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
     def _outliers(
         self, outliers: Any, made: str | None, inliers: Tensor, held_out: Tensor, seed: int
-    ) -> tuple[str, OutlierSource, Tensor | None]:
+    ) -> tuple[str, OutlierSource | None, Tensor | None]:
         """What is shown, its name, and some of the same sort that are not: to see how many are abstained on."""
         if self.likelihood_.outside is None:
             if outliers is not None or made is not None:
@@ -216,7 +216,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
                     f"outliers were given, but method {self.method!r} does not train with them; choose one with '+nc', "
                     "'+sl', '+ml' or '+oe', or leave them out"
                 )
-            return "none", Fixed(inliers[:1]), None  # a task has some; nothing looks at them
+            return "none", None, None
         kind = self.preprocessing_.made_from
         if outliers is None or isinstance(outliers, str):
             if made is not None:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from demur.tasks.base import OutlierSource, as_input
+from demur.networks import as_input
+from demur.training_data import OutlierSource
 
 FAR_AWAY = 5000.0
 CHUNK = 4096

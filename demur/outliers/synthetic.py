@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from demur.names import choose
+from demur.networks import as_input
 from demur.outliers.noise import Mixed, smooth
 from demur.outliers.spectrum import levelled, mean_power
-from demur.tasks.base import Fixed, OutlierSource, as_input
+from demur.training_data import Fixed, OutlierSource
 
 WIDENED = 0.5  # on each side, of a column's range
 PATCHES = 4  # along a picture's shorter side

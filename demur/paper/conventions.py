@@ -15,8 +15,8 @@ from demur.names import choose
 from demur.networks import Network
 from demur.paper.grid import CONVENTIONS, Cell, setting
 from demur.posterior import Gaussian, Posterior
-from demur.tasks import IMAGES, TEXTS, Store, Task, default_outliers
-from demur.tasks.base import Recipe
+from demur.tasks import IMAGES, TEXTS, Store, default_outliers
+from demur.training_data import Recipe, TrainingData
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,14 @@ class TunedOnTrainingData:
         return self.laplace.parts(recipe)
 
     def fit(
-        self, network: Network, likelihood: Likelihood, task: Task, recipe: Recipe, parts: Sequence[Posterior] = ()
+        self,
+        network: Network,
+        likelihood: Likelihood,
+        data: TrainingData,
+        recipe: Recipe,
+        parts: Sequence[Posterior] = (),
     ) -> Gaussian:
-        return self.laplace.fit(network, likelihood, replace(task, validation=task.train), recipe, parts)
+        return self.laplace.fit(network, likelihood, replace(data, validation=data.train), recipe, parts)
 
 
 def _published_likelihood(

@@ -11,7 +11,7 @@ from demur.methods import METHODS, parse_method
 from demur.names import choose
 from demur.networks import Network, gru, lenet, mlp, wide_resnet
 from demur.tasks import IMAGES, TEXTS
-from demur.tasks.base import Recipe
+from demur.training_data import Recipe
 
 
 @dataclass(frozen=True)

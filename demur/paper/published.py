@@ -60,7 +60,7 @@ class ShiftFigure:
 
 
 def _read(name: str) -> Iterator[dict[str, str]]:
-    yield from csv.DictReader((files("demur.study") / name).read_text("utf-8").splitlines())
+    yield from csv.DictReader((files("demur.paper") / name).read_text("utf-8").splitlines())
 
 
 def _set(task: str, printed: str) -> str:

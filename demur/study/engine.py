@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from demur.graphs import of_start_up
 from demur.paper.conventions import Fit, resolve
 from demur.paper.grid import Cell
 from demur.study.cells import CHECKPOINT, Place, fitted, is_answered, parts_of, run_cell
@@ -17,7 +18,6 @@ from demur.study.cells import circumstances as circumstances
 from demur.study.cells import networks_of as networks_of
 from demur.study.records import DamagedCell, leave_out, read_record
 from demur.study.results import POSTERIOR, Result, folder_name, is_done, read_result
-from demur.training import of_start_up
 
 LOG = "log.txt"
 

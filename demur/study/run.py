@@ -97,18 +97,18 @@ def run(
     likelihood = chosen.likelihood(task.num_classes)
     recipe = replace(given.recipe, seed=seed, epochs=given.recipe.epochs if epochs is None else epochs)
     if load_from is None:
-        posterior = inference.fit(given.network, likelihood, task, recipe)
+        posterior = inference.fit(given.network, likelihood, task.training, recipe)
     else:
         said = read_about(load_from)
         if said != {"task": task.name, "method": method}:
             raise ValueError(
                 f"{load_from} holds {said or 'no method'}, not {method} on {task.name}; name what it was fitted as"
             )
-        posterior = load(load_from, partial(given.network, likelihood.num_outputs), task.train.x.device)
+        posterior = load(load_from, partial(given.network, likelihood.num_outputs), task.training.train.x.device)
     if save_to is not None:
         save(posterior, save_to, {"task": task.name, "method": method})
-    test = predict(posterior, likelihood, task.test.x)
-    ood = {name: predict(posterior, likelihood, x) for name, x in task.ood_test.items()}
+    test = predict(posterior, likelihood, task.testing.test.x)
+    ood = {name: predict(posterior, likelihood, x) for name, x in task.testing.ood.items()}
     return Row(
         task.name,
         method,
@@ -118,5 +118,5 @@ def run(
         trained_with=None if likelihood.outside is None else task.trained_with,
         missing=task.missing,
         notes=task.notes,
-        **figures(test, task.test.y.cpu(), ood),
+        **figures(test, task.testing.test.y.cpu(), ood),
     )

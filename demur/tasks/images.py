@@ -19,8 +19,9 @@ from demur.outliers.spectrum import Levelled, mean_power
 from demur.outliers.synthetic import LEVELLED, JoinedHalves, ShuffledPatches, parts_of
 from demur.streams import generator_for
 from demur.tasks.augment import Jitter, random_crops
-from demur.tasks.base import Augment, Fixed, OutlierSource, Split, Task
+from demur.tasks.base import Task, TestData
 from demur.tasks.shift import grey
+from demur.training_data import Augment, Fixed, OutlierSource, Split, TrainingData
 
 OOD_COUNT = 10_000
 VALIDATION_COUNT = 2_000
@@ -106,13 +107,9 @@ def image_task(
     return Task(
         name,
         classes,
-        train,
-        held_out,
-        test,
-        outliers=sources[0] if len(sources) == 1 else Mixed(sources),
-        ood_test=ood_test | noise(drawn(test.x)),
+        TrainingData(train, held_out, sources[0] if len(sources) == 1 else Mixed(sources), companions.augment),
+        TestData(test, ood_test | noise(drawn(test.x))),
         trained_with=outliers,
-        augment=companions.augment,
         missing=tuple(ood for ood, origin in found.items() if origin is None),
         notes={other: f"stands in for {wanted}" for wanted, other in STAND_INS.items() if other in used},
     )
