@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from demur.classifier import Classifier
-from experiments.fuzz import WORDS, called, fuzz
+from experiments.fuzz import COMMANDS, WORDS, called, fuzz
 
 COMMAND = [sys.executable, "-c", "import torch; torch.set_num_threads(1); from demur.cli import main; main()"]
 
@@ -363,6 +363,7 @@ def test_bad_input_is_one_sentence_and_exit_code_two(rows_model, monkeypatch, ar
 
 @pytest.mark.filterwarnings("ignore")
 def test_damaged_files_are_refused_or_read_rightly():
-    ends, bad = fuzz(120)
+    ends, bad = fuzz(200)
     assert not bad, bad[0]
-    assert sum(counts["refused"] for counts in ends.values()) > 80
+    assert {command for command, *_ in ends} == set(COMMANDS)
+    assert sum(counts["refused"] for counts in ends.values()) > 100
