@@ -1,6 +1,7 @@
 """The estimator keeps scikit-learn's contract and its own: decisions, thresholds, kinds of data, adopted networks."""
 
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -319,6 +320,10 @@ def test_texts_are_read_by_the_training_words():
     assert model.report_["outliers"] == "words"
     assert (model.predict(QUESTIONS) == y).mean() > 0.9
     assert (model.predict_proba(["Who IS that man?"]) == model.predict_proba(["who is that man"])).all()
+    assert model.report_["laplace_over"] == "head"
+    asked = replace(demur.parse_method("la+nc"), inference=demur.Laplace())
+    with pytest.raises(ValueError, match="would take hours"), pytest.warns(UserWarning, match="real ones do better"):
+        demur.Classifier(asked, epochs=1, device="cpu").fit(QUESTIONS, y)
     with pytest.raises(ValueError, match="float in row 1"):
         model.predict(["who", float("nan")])
 

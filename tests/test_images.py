@@ -328,7 +328,10 @@ def test_every_task_has_a_setting_whose_network_takes_its_inputs(whole: Store) -
         task = load(name, store=whole, limit=4)
         network = setting(name, "map").network(task.num_classes)
         assert task.training.augment is not None
-        assert network(as_input(task.training.augment(task.training.train.x, generator()))).shape == (4, task.num_classes)
+        assert network(as_input(task.training.augment(task.training.train.x, generator()))).shape == (
+            4,
+            task.num_classes,
+        )
 
 
 def test_load_says_what_is_wrong(whole: Store) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 import demur
 from demur.classifier import kinds
 from demur.classifier.builders import described, logits_of, wrapped
-from demur.classifier.decision import UNKNOWN, UNSURE, calibrated, class_probs, default_score, score_of
+from demur.classifier.decision import INVALID, UNKNOWN, UNSURE, calibrated, class_probs, default_score, score_of
 from demur.classifier.fitting import (
     divided,
     fitting_inference,
@@ -40,6 +40,7 @@ from demur.classifier.saved import (
     restored_network,
     telling_damage,
 )
+from demur.inference import Laplace
 from demur.methods import Method, parse_method
 from demur.metrics import Array, Prediction
 from demur.names import choose
@@ -153,7 +154,9 @@ class Classifier(ClassifierMixin, BaseEstimator):
         data = TrainingData(inside, tuned, source)
         self.network_, self.wraps_logits_ = self._network(inside.x[:2])
         recipe = self._recipe(len(train), seed)
-        inference = fitting_inference(method, self.network_, self.likelihood_.num_outputs)
+        inference = fitting_inference(
+            method, self.network_, self.likelihood_.num_outputs, by_name=isinstance(self.method, str)
+        )
         self.posterior_ = inference.fit(self.network_, self.likelihood_, data.to(self._torch_device()), recipe)
         to_calibrate = self._predicted(calibrating.x)
         self.decision_ = calibrated(to_calibrate, default_score(self.likelihood_), self.keep, self.by_class)
@@ -170,6 +173,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
                 None if unseen is None else self._predicted(unseen),
             ),
             **tuned_prior(self.posterior_),
+            **({"laplace_over": inference.over} if isinstance(inference, Laplace) else {}),
             "outliers": name,
             "epochs": recipe.epochs,
             "seconds": perf_counter() - started,
@@ -202,8 +206,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
             raise ValueError(
                 f"y has 1 class, {str(self.classes_[0])!r}; a classifier needs at least 2: give inputs of others, too"
             )
-        if overlap := {UNSURE, UNKNOWN} & set(map(str, self.classes_)):
-            raise ValueError(f"y has a class named {overlap.pop()!r}, which is what abstaining is called; rename it")
+        if overlap := {UNSURE, UNKNOWN, INVALID} & set(map(str, self.classes_)):
+            raise ValueError(f"y has a class named {overlap.pop()!r}, which is an answer of demur's own; rename it")
         return torch.from_numpy(codes)
 
     def _gathered(self, X: Any, kind: str, what: str = "X", fitting: bool = True) -> Any:

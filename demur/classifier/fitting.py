@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -56,13 +57,18 @@ def held_out_outliers(outliers: Tensor, fraction: float, seed: int) -> tuple[Ten
     return outliers[order[count:].sort().values], outliers[order[:count].sort().values]
 
 
-def fitting_inference(method: Method, network: Network, num_outputs: int) -> Inference:
-    """The method's own, but over the head alone where the trunk is recurrent: its curvature has no fast rule."""
-    if method.inference != Laplace():
+def fitting_inference(method: Method, network: Network, num_outputs: int, by_name: bool) -> Inference:
+    """The method's own, but Laplace is over the head alone where the trunk is recurrent, which has no fast curvature.
+
+    Whoever gave more than the method's name asked for all layers, and is told.
+    """
+    if not isinstance(method.inference, Laplace) or method.inference.over == "head":
         return method.inference
     with torch.random.fork_rng(devices=[]):
-        modules = list(network(num_outputs).modules())
-    return Laplace(over="head") if any(isinstance(module, nn.RNNBase) for module in modules) else method.inference
+        recurrent = any(isinstance(module, nn.RNNBase) for module in network(num_outputs).modules())
+    if recurrent and not by_name:
+        raise ValueError("Laplace over 'all' layers of a recurrent network would take hours; give Laplace(over='head')")
+    return replace(method.inference, over="head") if recurrent else method.inference
 
 
 def measured(
