@@ -181,6 +181,26 @@ def test_a_network_may_begin_in_place_and_the_data_stays(recurrent):
     assert_same(fisher, one_by_one(model, root, before.clone()))
 
 
+class Idle(nn.Module):
+    """Computes what nobody asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle, self.head = nn.Linear(4, 2), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.idle(x)
+        return self.head(x)
+
+
+def test_nothing_is_known_of_layers_that_logits_do_not_depend_on():
+    model, x = Idle().eval(), torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    root = plain(3).inside.fisher_root
+    fisher = diagonal_fisher(model, root, x)
+    assert_same(fisher, one_by_one(model, root, x))
+    assert (fisher["idle.weight"] == 0).all()
+
+
 def test_only_the_head_on_request():
     model, x = built("lenet", 3)
     root = plain(3).inside.fisher_root
@@ -261,7 +281,8 @@ def test_the_number_of_outliers_does_not_matter_but_their_kind():
     model = mlp(4, inputs=4, hidden=(8,)).eval()
 
     sums = [
-        Laplace(estimator="exact").fisher(model, none_class(3), changed(task, outliers=o)) for o in (repeated, once)
+        Laplace(estimator="exact").fisher(model, none_class(3), changed(task, outliers=o).training)
+        for o in (repeated, once)
     ]
     for name in sums[0]:
         torch.testing.assert_close(sums[0][name], sums[1][name], rtol=1e-4, atol=1e-4)

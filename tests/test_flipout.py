@@ -74,6 +74,26 @@ def test_examples_are_decorrelated_but_the_outputs_of_one_are_not(layer_and_shap
         assert ((products.mean(0) - expected) / products.std(0) * DRAWS**0.5).abs().max() < 5
 
 
+@pytest.mark.parametrize(
+    ("layer", "channels_first"), [(nn.Conv1d(3, 2, 1, bias=False), True), (nn.Linear(3, 2, bias=False), False)]
+)
+def test_every_channel_of_an_example_has_a_sign_of_its_own(layer: nn.Module, channels_first: bool) -> None:
+    """Signs of examples alone would show one the other's perturbation up to a sign.
+
+    Of two equal inputs, three channels' signs agree, or all differ, a quarter of the time; the places of a channel
+    always share theirs.
+    """
+    torch.manual_seed(0)
+    flipout = FlipoutLayer(layer, 0.0)
+    x = torch.randn(1, 3, 1).expand(2, 3, 4) if channels_first else torch.randn(1, 1, 3).expand(2, 4, 3)
+    noise = (drawn(lambda: flipout(x)) - layer(x)).detach()
+    if not channels_first:
+        noise = noise.mT
+    torch.testing.assert_close(noise, noise[..., :1].expand_as(noise), rtol=1e-3, atol=1e-4)
+    alike = torch.isclose(noise[:, 0].abs(), noise[:, 1].abs(), rtol=1e-3, atol=1e-4).all((1, 2)).float().mean()
+    assert alike == pytest.approx(0.25, abs=5 * (0.25 * 0.75 / DRAWS) ** 0.5 + 0.001)
+
+
 def test_gradients_agree_with_per_example_weights(layer_and_shape) -> None:
     """In expectation, for a quadratic loss; tolerance: five standard errors of the difference."""
     layer, shape = layer_and_shape
@@ -179,7 +199,7 @@ def test_the_papers_penalty_averages_within_a_layer() -> None:
     losses: list[float] = []
     with observed(lambda report: losses.append(report.loss)):
         posterior = Flipout(mean_kl=True).fit(
-            Attentive, Likelihood(3, Silent()), make_task(), Recipe(epochs=1, lr=1e-12)
+            Attentive, Likelihood(3, Silent()), make_task().training, Recipe(epochs=1, lr=1e-12)
         )
     layers = {name.rpartition(".")[0] for name in posterior.variance}
     means = []

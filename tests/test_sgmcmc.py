@@ -60,6 +60,15 @@ def test_zero_temperature_is_sgd_with_momentum() -> None:
     torch.testing.assert_close(ours, theirs)
 
 
+def test_descent_draws_no_random_numbers() -> None:
+    for temperature, drawn in ((0.0, False), (1e-9, True)):
+        w = torch.zeros(2, requires_grad=True)
+        w.grad = torch.ones(2)
+        before = torch.get_rng_state()
+        SGHMC([w], 0.1, friction=0.9, count=10, temperature=temperature).step()
+        assert torch.equal(torch.get_rng_state(), before) is not drawn
+
+
 def test_gradients_are_clipped_in_descent_and_not_in_sampling() -> None:
     """A clipped gradient has another stationary density."""
     for temperature, moved in ((0.0, 0.1 * 0.5), (1e-12, 0.1 * 5.0)):
@@ -136,6 +145,7 @@ def test_a_chain_has_the_stated_length_and_samples(chain: CyclicalSGHMC, epochs:
         posterior = chain.fit(partial(nn.Linear, 4), plain(3), make_task(count=12).training, Recipe(epochs=epochs))
     assert reports == list(range(1, told + 1))
     assert posterior.num_draws == chain.cycles * chain.samples_per_cycle
+    assert chain.parts(Recipe()) == []
 
 
 def test_samples_are_the_networks_at_the_end_of_the_last_epochs_of_each_cycle() -> None:

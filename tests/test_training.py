@@ -43,6 +43,7 @@ def test_a_seed_repeats_bit_for_bit_and_leaves_the_global_state_alone(task, netw
     other = MAP().fit(network, none_class(3), task.training, replace(recipe, seed=1))
     assert torch.equal(weights(first), weights(second))
     assert not torch.equal(weights(first), weights(other))
+    assert MAP().parts(recipe) == []
     assert torch.equal(torch.get_rng_state(), state)
 
 

@@ -81,7 +81,7 @@ def test_kl_is_torchs_and_weighs_one_nth_whatever_the_batch(batch_size: int, tau
         posterior = VariationalBayes(tau=tau, prior_decay=0.01).fit(
             partial(mlp, inputs=4, hidden=(8,)),
             Likelihood(3, Silent()),
-            task,
+            task.training,
             Recipe(epochs=1, batch_size=batch_size, lr=1e-12),
         )
     assert losses == [pytest.approx(tau * kl_by_torch(posterior, 0.01 * 96) / 96, rel=1e-5)]
@@ -92,10 +92,10 @@ def test_the_kl_may_be_divided_by_another_number() -> None:
     task, losses = make_task(), []
     with observed(lambda report: losses.append(report.loss)):
         posterior = VariationalBayes(kl_count=7).fit(
-            partial(mlp, inputs=4, hidden=(8,)), Likelihood(3, Silent()), task, Recipe(epochs=1, lr=1e-12)
+            partial(mlp, inputs=4, hidden=(8,)), Likelihood(3, Silent()), task.training, Recipe(epochs=1, lr=1e-12)
         )
     assert losses == [pytest.approx(0.1 * kl_by_torch(posterior, 5e-4 * 96) / 7, rel=1e-5)]
-    assert (posterior.num_draws, posterior.seed) == (200, 0)
+    assert (posterior.num_draws, posterior.seed, posterior.over_head) == (200, 0, True)
     assert all((value.log() + 6).abs().max() < 1e-5 for value in posterior.variance.values())
 
 

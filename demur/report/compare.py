@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from demur.methods import method_rank, split_method
-from demur.outliers.synthetic import parts_of
+from demur.outliers.values import sets_of
 from demur.paper.grid import Cell
 from demur.paper.published import DEFAULT_OUTLIERS, TABLES, TEST, Column, Figure, Row, Table, mean_but
 from demur.report.intervals import over_seeds
@@ -162,7 +162,7 @@ def _own_tables(cells: Sequence[Measured]) -> list[Table]:
         of_task = [one for one in cells if one.cell.task == task]
         here = [one for one in of_task if "+" not in one.cell.method or outliers_of(one.cell) == outliers]
         sets = tuple(dict.fromkeys(name for one in here for name in one.sets))
-        seen = tuple(name for name in parts_of(outliers) if name in sets)
+        seen = tuple(name for name in sets_of(outliers) if name in sets)
         unseen = tuple(name for name in sets if name not in (FAR_AWAY, *seen))
         columns = (
             Column(task, TEST, "accuracy", "corrected"),

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from demur.metrics import METRICS, STANDARD, Measures, Separation, measures_with, mmc, ood_metrics
-from demur.outliers.synthetic import parts_of
+from demur.outliers.values import sets_of
 from demur.paper.further import PRINTED, VALIDATION, shifted
 from demur.paper.published import LEFT_OUT, OOD_SETS, SHIFT_SETS, TEST, mean_but
 from demur.report.intervals import AGAINST, INSIDE, against, counts, interval
@@ -159,7 +159,7 @@ def _left_out(result: Result) -> list[tuple[str, ...]]:
     no outliers can stand beside those which are shown noise."""
     noises = [name for name in result.ood if name in NOISE]
     some = [some for count in range(len(noises) + 1) for some in combinations(noises, count)]
-    seen = tuple(name for name in parts_of(result.record.trained_with) if name in result.ood)
+    seen = tuple(name for name in sets_of(result.record.trained_with) if name in result.ood)
     return list(dict.fromkeys((*some, seen, LEFT_OUT.get(result.cell.task, ()))))
 
 

@@ -14,7 +14,7 @@ from demur.inference import Inference
 from demur.likelihoods import Likelihood
 from demur.methods import Method
 from demur.networks import Network
-from demur.outliers.synthetic import parts_of
+from demur.outliers.values import sets_of
 from demur.tasks import Split, Store, Task, shortened
 from demur.tasks import load as load_task
 from demur.training_data import Recipe
@@ -57,7 +57,7 @@ class Data:
 
     @property
     def made_of(self) -> tuple[str, ...]:
-        return (self.name, *parts_of(self.outliers))
+        return (self.name, *sets_of(self.outliers))
 
     def for_parts(self) -> "Data":
         return replace(self, validation="train")  # only Laplace looks at validation data, so others share theirs

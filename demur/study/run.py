@@ -11,7 +11,7 @@ from torch import Tensor
 
 from demur.methods import Method
 from demur.metrics import STANDARD, Measures, Prediction, ood_metrics
-from demur.outliers.synthetic import parts_of
+from demur.outliers.values import sets_of
 from demur.posterior_file import load, read_about, save
 from demur.predictive import predict
 from demur.study.grid import Setting
@@ -43,7 +43,7 @@ class Row:
 
     def mean_over_ood(self, metric: str) -> float:
         """Over the OOD sets, but those trained with, and the far-away one: it asks something else."""
-        left_out = {FAR_AWAY, *parts_of(self.trained_with)}
+        left_out = {FAR_AWAY, *sets_of(self.trained_with)}
         near = [figures[metric] for name, figures in self.ood.items() if name not in left_out]
         return sum(near) / len(near)
 
