@@ -11,13 +11,14 @@ PACKAGE = Path(demur.__file__).parent
 LEVELS = (
     ("names", "streams", "files", "provenance"),
     ("checkpoint", "likelihoods", "networks", "posterior", "metrics", "tasks.base"),
-    ("training", "predictive", "posterior_file", "data", "outliers"),
+    ("training", "predictive", "posterior_file", "bootstrap", "data", "outliers"),
     ("inference", "tasks"),
     ("methods", "audit"),
     ("classifier", "study"),
     ("paper",),
     ("report",),
-    ("cli", "__main__"),
+    ("cli",),
+    ("__main__",),
 )
 
 
