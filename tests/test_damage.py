@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from demur.report.measured import gather
+from demur.paper.measuring import values_of
 from demur.report.page import write_report
 from demur.study import cells as making
 from demur.study.cells import CHECKPOINT, SECONDS, Place
@@ -20,6 +20,7 @@ from demur.study.engine import results_of, run_cells, seconds_left
 from demur.study.grid import Cell
 from demur.study.records import RECORD
 from demur.study.results import POSTERIOR, PREDICTIONS, find_cells, pack, read_results, unpack
+from demur.study.table import gather
 from tests.test_cli import demur_command
 from tests.test_report import make_result, write_runs
 from tests.test_study import NOWHERE, folder_of, nothing, of, quick, run_cell
@@ -119,7 +120,7 @@ def test_a_report_goes_on_without_a_broken_cell_and_says_what_to_delete(name: st
     file, damage = DAMAGE[name]
     damage(broken)
     with pytest.warns(UserWarning, match="left out") as caught:
-        (left,) = gather([runs])
+        (left,) = gather([runs], values_of)
     assert left.cell == WHOLE
     (said,) = {str(warning.message) for warning in caught}
     assert said.startswith(f"left out: {broken / file} is damaged (")
@@ -130,20 +131,20 @@ def test_a_report_goes_on_without_a_broken_cell_and_says_what_to_delete(name: st
 def test_several_processes_say_the_same(runs: Path, broken: Path):
     flip_byte(broken)
     with pytest.warns(UserWarning, match=re.escape(f"left out: {broken / PREDICTIONS} is damaged")):
-        assert [one.cell for one in gather([runs], jobs=2)] == [WHOLE]
+        assert [one.cell for one in gather([runs], values_of, jobs=2)] == [WHOLE]
 
 
 def test_where_nothing_is_left_nothing_is_reported(runs: Path, broken: Path):
     for folder in runs.iterdir():
         written_record("[]")(folder)
     with pytest.warns(UserWarning, match="left out"), pytest.raises(ValueError, match="there are no results in"):
-        gather([runs])
+        gather([runs], values_of)
 
 
 def test_cells_without_a_digest_are_read_as_ever(runs: Path, broken: Path):
-    before = gather([runs])
+    before = gather([runs], values_of)
     changed_record(lambda record: record.pop("digests"))(broken)
-    assert gather([runs]) == before
+    assert gather([runs], values_of) == before
 
 
 # tables -------------------------------------------------------------------------------------------------------------
@@ -156,10 +157,10 @@ def rows_of(path: Path) -> list[bytes]:
 @pytest.mark.parametrize("file", ["results.csv", "cells.csv"])
 @pytest.mark.parametrize("bytes_off", [1, 3, 9, 20])
 def test_tables_that_were_cut_in_a_row_are_refused(file: str, bytes_off: int, runs: Path, tmp_path: Path):
-    write_report(gather([runs]), tmp_path / "out")
+    write_report(gather([runs], values_of), tmp_path / "out")
     os.truncate(tmp_path / "out" / file, (tmp_path / "out" / file).stat().st_size - bytes_off)
     with pytest.raises(ValueError, match=rf"{file} is cut off at its end; get it again, or make both"):
-        gather([tmp_path / "out"])
+        gather([tmp_path / "out"], values_of)
 
 
 @pytest.mark.parametrize(
@@ -174,10 +175,10 @@ def test_tables_that_were_cut_in_a_row_are_refused(file: str, bytes_off: int, ru
     ],
 )
 def test_tables_with_damaged_rows_are_refused(file: str, change: Callable, says: str, runs: Path, tmp_path: Path):
-    write_report(gather([runs]), tmp_path / "out")
+    write_report(gather([runs], values_of), tmp_path / "out")
     (tmp_path / "out" / file).write_bytes(b"".join(change(rows_of(tmp_path / "out" / file))))
     with pytest.raises(ValueError, match=says):
-        gather([tmp_path / "out"])
+        gather([tmp_path / "out"], values_of)
 
 
 # packs --------------------------------------------------------------------------------------------------------------

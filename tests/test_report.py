@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from functools import partial
 from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
@@ -18,16 +19,17 @@ from rich.console import Console
 from scipy import stats
 from torch import Tensor
 
+from demur.bootstrap import AGAINST, against, counts, interval, over_seeds
 from demur.metrics import METRICS, Prediction, Separation, accuracy, ece, ece_published, max_prob_score, mmc
 from demur.paper.further import PRINTED, VALIDATION, shifted
 from demur.paper.grid import STUDIES, Cell
+from demur.paper.measuring import BOUNDED, averaged, values_of
 from demur.paper.published import (
     DEFAULT_OUTLIERS,
     OOD_SETS,
     SHIFT_LABEL,
     SHIFT_SETS,
     TABLES,
-    TEST,
     figures,
     shift_by_severity,
     shift_figures,
@@ -37,16 +39,24 @@ from demur.report import render
 from demur.report import tables as terminal
 from demur.report.compare import ReportTable, tables
 from demur.report.figures import WIDTH, _kept, draw_noise_confidence, draw_shift
-from demur.report.intervals import AGAINST, INSIDE, against, counts, interval, over_seeds
-from demur.report.measured import FAR_AWAY, Measured, Value, averaged, cells_csv, gather, measure, results_csv
 from demur.report.page import _sections, write_report
 from demur.report.sections import markdown_table
+from demur.study.measuring import TEST, Value, resampled
 from demur.study.records import Record
 from demur.study.results import Predicted, Result, write_further, write_result
+from demur.study.run import FAR_AWAY
 from demur.study.run import Row as MeasuredRow
+from demur.study.table import Measured, cells_csv, results_csv
+from demur.study.table import gather as gather_by
+from demur.study.table import measured as measured_by
 from demur.tasks.shift import CORRUPTIONS, SEVERITIES
 
 POINTS = 300
+gather = partial(gather_by, measure=values_of)
+
+
+def measure(result: Result) -> Measured:
+    return measured_by(result, values_of(result))
 
 
 def predict(sure: float, classes: int, none: bool, seed: int, y: Tensor | None = None) -> Prediction:
@@ -213,13 +223,13 @@ def repeated(prediction: Prediction, drawn: np.ndarray) -> tuple[Prediction, np.
     return Prediction(prediction.probs[index], none, prediction.expected_entropy[index]), index
 
 
-@pytest.mark.parametrize("metric", INSIDE)
+@pytest.mark.parametrize("metric", BOUNDED)
 def test_a_resample_is_the_metric_of_the_points_drawn(metric: str, result: Result):
     drawn = counts("test", POINTS)
-    resampled = INSIDE[metric](result.test, result.y, drawn)
+    _, again = resampled(metric, result.test, result.y, drawn)
     for column in range(4):
         prediction, index = repeated(result.test, drawn[:, column])
-        assert resampled[column] == pytest.approx(METRICS[metric](prediction, result.y[index]), rel=1e-6)
+        assert again[column] == pytest.approx(METRICS[metric](prediction, result.y[index]), rel=1e-6)
 
 
 @pytest.mark.parametrize("metric", AGAINST)
@@ -236,7 +246,7 @@ def test_the_interval_of_an_accuracy_is_the_binomials():
     right = np.arange(2000) < 1800
     probs = torch.tensor([[0.6, 0.4]]).expand(2000, 2)
     y = torch.from_numpy(~right).long()
-    low, high = interval(INSIDE["accuracy"](Prediction(probs, None, torch.zeros(2000)), y, counts("test", 2000)))
+    low, high = interval(resampled("accuracy", Prediction(probs, None, torch.zeros(2000)), y, counts("test", 2000))[1])
     half = 1.96 * (0.9 * 0.1 / 2000) ** 0.5
     assert (low, high) == (pytest.approx(0.9 - half, abs=0.15 * half), pytest.approx(0.9 + half, abs=0.15 * half))
 
@@ -401,9 +411,9 @@ def test_a_mean_has_the_interval_of_the_mean_in_every_resample(cells: list[Measu
         against("fpr95", inside, -max_prob_score(result.ood[name]), counts(TEST, POINTS), counts(name, POINTS))
         for name in names
     ]
-    found = one.figures["mean_but_smooth", "fpr95"]
+    found = one.values["mean_but_smooth", "fpr95"]
     assert (found.low, found.high) == pytest.approx(interval(np.mean(resampled, axis=0)), abs=1e-6)
-    assert found.value == pytest.approx(np.mean([one.figures[name, "fpr95"].value for name in names]), abs=2e-6)
+    assert found.value == pytest.approx(np.mean([one.values[name, "fpr95"].value for name in names]), abs=2e-6)
 
 
 def test_a_stand_in_fills_the_place_of_the_set_it_stands_in_for():
@@ -419,7 +429,7 @@ def test_the_shift_means_are_over_all_corruptions(cells: list[Measured], results
     place = next(place for place, one in enumerate(results) if one.cell.further)
     further = results[place].further["shift"]
     errors = [ece(further.sets[shifted(corruption, 3)], further.y) for corruption in CORRUPTIONS]
-    found = cells[place].figures[SHIFT_SETS[3], "ece"]
+    found = cells[place].values[SHIFT_SETS[3], "ece"]
     assert found.value == pytest.approx(np.mean(errors), abs=1e-6)
     assert found.low < found.value < found.high
 
@@ -446,7 +456,7 @@ def test_reports_accumulate_and_the_last_of_a_cell_wins(tmp_path: Path):
     write_report(gather([old]), tmp_path / "stored")
     cells = gather([tmp_path / "stored", new])
     assert [(one.cell.method, one.cell.seed) for one in cells] == [("la", 0), ("map", 0), ("map", 1)]
-    assert cells[1].figures == gather([new])[1].figures != gather([old])[0].figures
+    assert cells[1].values == gather([new])[1].values != gather([old])[0].values
     assert cells[2] == replace(gather([old])[1], folder=None)
     assert results_csv(gather([old, new])) == results_csv(cells)
     assert cells_csv(gather([old, new])) == cells_csv(cells)

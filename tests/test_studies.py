@@ -30,8 +30,8 @@ from demur.paper.further import (
     validation,
 )
 from demur.paper.grid import PAPER_ROWS, STUDIES, commands, select, setting, union
+from demur.paper.measuring import values_of
 from demur.paper.published import SHIFT_SETS
-from demur.report.measured import measure
 from demur.study.cells import Place, parts_of
 from demur.study.engine import results_of
 from demur.study.fits import Data, Fit, folder_name
@@ -267,13 +267,13 @@ def test_a_cell_under_shift(noise_as_cifar10: Store, tmp_path: Path):
     task = load_task("cifar10", store=noise_as_cifar10, outliers="uniform", limit=30, validation="test")
     assert torch.equal(sets[shifted("fog", 2)], corrupt(task.testing.test.x, "fog", 2))
     place = Place(tmp_path / "runs", noise_as_cifar10)
-    folder = run_cell(Cell("cifar10", "map", epochs=1, limit=30, further=("shift",)), place)
+    run_cell(Cell("cifar10", "map", epochs=1, limit=30, further=("shift",)), place)
     (result,) = read_results(place.runs)
     further = result.further["shift"]
     assert list(further.sets) == [shifted(c, s) for c in CORRUPTIONS for s in SEVERITIES] == list(sets)
     assert torch.equal(further.y, y)
     right = further.sets[shifted("snow", 4)].probs.argmax(1) == y
-    assert measure(result, folder).figures[shifted("snow", 4), "accuracy"].value == float(right.double().mean())
+    assert values_of(result)[shifted("snow", 4), "accuracy"].value == float(right.double().mean())
 
 
 @pytest.mark.parametrize(
@@ -296,11 +296,11 @@ def test_a_cell_under_shift_that_is_validated_too(
     (result,) = read_results(place.runs)
     assert result.cell == both
     assert [one.cell for one in results_of(of([both, cell]), place)] == [both, cell]
-    figures = measure(result, folder).figures
+    figures = values_of(result)
     for kind in ("shift", "validation"):
         (alone,) = results_of(of([replace(cell, further=(kind,))]), place)
         assert list(alone.further) == [kind]
-        assert measure(alone, folder).figures.items() < figures.items()
+        assert values_of(alone).items() < figures.items()
     y, inputs = validation(resolve(cell, noise_as_cifar10).data, noise_as_cifar10)
     assert list(result.further["validation"].sets) == list(inputs) == [VALIDATION, PRINTED]
     right = result.further["validation"].sets[VALIDATION].probs.argmax(1) == y

@@ -312,13 +312,15 @@ def report(
     writes = ("results.csv", "cells.csv", "RESULTS.md", "claims.md", "index.html", "tables", "figures")
     check_folder(out, overwrite, writes=writes, marks={"results.csv": b"task,outliers,method,seed,convention,"})
 
-    from demur.report.measured import Own, gather
+    from demur.paper.measuring import values_of
     from demur.report.page import write_report
+    from demur.study.table import Own, gather
 
     console = make_console()
     with progress(console, "report") as describe:
         cells = gather(
             sources or [Path("runs")],
+            values_of,
             jobs or os.cpu_count() or 1,
             lambda number, total: describe(f"measured {number} of {total} cells"),
             own=Own(tuple(metric or ()), tuple(score or ())),

@@ -11,10 +11,11 @@ from demur.methods import parse_method
 from demur.outliers.values import sets_of
 from demur.paper.further import LETTER_COUNT, PRINTED, VALIDATION
 from demur.paper.grid import CANDIDATES, STUDIES, Cell
-from demur.paper.published import OOD_SETS, TEST, Row, mean_but
+from demur.paper.published import OOD_SETS, Row, mean_but
 from demur.paper.views import Known, View, best_printed
-from demur.report.measured import Measured, scored
+from demur.study.measuring import TEST, scored
 from demur.study.run import FAR_AWAY
+from demur.study.table import Measured
 from demur.tasks.images import STAND_INS, VALIDATION_COUNT
 
 STUDY = STUDIES["recommended"]

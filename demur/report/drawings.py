@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from demur.methods import method_rank
 from demur.paper import published
 from demur.paper.further import shifted
-from demur.report.compare import Kind, kind_of, outliers_of, unusual
+from demur.paper.published import outliers_of
+from demur.report.compare import Kind, kind_of, unusual
 from demur.report.figures import (
     draw_noise_confidence,
     draw_planes,
@@ -18,8 +19,8 @@ from demur.report.figures import (
     draw_scores,
     draw_shift,
 )
-from demur.report.measured import Measured
 from demur.study.results import read_result
+from demur.study.table import Measured
 from demur.tasks.shift import CORRUPTIONS, SEVERITIES
 
 SHIFT_METRICS = {"ece": "ECE", "ece_published": "ECE below 14/15", "accuracy": "accuracy"}
@@ -45,7 +46,7 @@ def _grouped(cells: Sequence[Measured]) -> Groups:
 
 
 def _mean(cells: Sequence[Measured], name: str, metric: str) -> float:
-    return float(np.mean([one.figures[name, metric].value for one in cells]))
+    return float(np.mean([one.values[name, metric].value for one in cells]))
 
 
 def from_figures(cells: Sequence[Measured]) -> Iterator[Drawing]:
