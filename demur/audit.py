@@ -16,7 +16,7 @@ from demur.networks import as_input
 from demur.outliers.overlap import overlapping_classes, read_class_names, read_known_overlap
 from demur.outliers.sharpness import Sharpness, sharpness, sharpness_table
 from demur.outliers.spectrum import cosines, unlevelled
-from demur.outliers.synthetic import LEVELLED, parts_of
+from demur.outliers.values import MATCHED, mix, natural, parse, sets_of, spectrum_matched
 from demur.tasks.base import Task
 from demur.tasks.text import TOKENIZERS, UNKNOWN, Vocabulary, labelled, ood_texts, training_and_validation
 
@@ -119,8 +119,8 @@ class Audit:
             )
         if any(row.set == "outliers" and row.auroc > LEAK for row in self.sharpness):
             said = "sharpness alone tells the training outliers from the inliers, and a network may learn little else"
-            if self.overlaps and LEVELLED not in self.outliers:
-                mixed = f"{self.outliers}+{self.overlaps[0].outliers}_{LEVELLED}"
+            if self.overlaps and MATCHED not in self.outliers:
+                mixed = str(mix(parse(self.outliers), spectrum_matched(natural(self.overlaps[0].outliers))))
                 said += f"; see whether it does better if some are as sharp as the inliers: --outliers {mixed}"
             lines.append(said)
         return lines
@@ -133,7 +133,7 @@ def audit(task: Task, store: Store, *, inside: str = "levelled") -> Audit:
     """
     outliers = task.trained_with
     if task.training.train.x.dtype == torch.uint8:
-        parts = [part for part in parts_of(outliers) if store.has(part, "train")]
+        parts = [part for part in sets_of(outliers) if store.has(part, "train")]
         overlaps = tuple(class_overlap(task, store, part) for part in parts)
         return Audit(task.name, outliers, picture_duplicates(task), overlaps, sharpness=sharpness(inputs(task)))
     if task.training.train.x.is_floating_point():

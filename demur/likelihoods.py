@@ -213,6 +213,25 @@ def _centre(num_classes: int) -> tuple[float, ...]:
     return (1 / num_classes,) * num_classes
 
 
-LIKELIHOODS: Mapping[str, Callable[[int], Likelihood]] = MappingProxyType(
-    {"plain": plain, "nc": none_class, "sl": soft_labels, "ml": mixed_labels, "oe": outlier_exposure}
+@dataclass(frozen=True)
+class NamedLikelihood:
+    """A likelihood under its short name in methods, and how it is printed and drawn."""
+
+    title: str
+    of: Callable[[int], Likelihood]  # of the number of classes
+    colour: str = "#666666"
+
+    def __call__(self, num_classes: int) -> Likelihood:
+        return self.of(num_classes)
+
+
+# Okabe and Ito's colours, told apart by all kinds of sight
+LIKELIHOODS: Mapping[str, NamedLikelihood] = MappingProxyType(
+    {
+        "plain": NamedLikelihood("no outliers", plain, "#000000"),
+        "nc": NamedLikelihood("none class", none_class, "#d55e00"),
+        "sl": NamedLikelihood("soft labels", soft_labels, "#56b4e9"),
+        "ml": NamedLikelihood("mixed labels", mixed_labels, "#009e73"),
+        "oe": NamedLikelihood("outlier exposure", outlier_exposure, "#e69f00"),
+    }
 )

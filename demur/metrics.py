@@ -6,16 +6,20 @@ renormalises them but `ece_class`, whose purpose that is.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from demur.names import choose_or_import
+
 Array = NDArray[np.float64]
+Counts = NDArray[np.uint8]  # (inputs, resamples): how often each input counts
 BINS = 15
 
 
@@ -58,7 +62,7 @@ def entropy(probs: Tensor) -> Tensor:
 
 def max_prob_score(prediction: Prediction) -> Array:
     """Minus the confidence: the largest class probability."""
-    return -_double(prediction.probs.amax(1))
+    return -confidence(prediction)
 
 
 def none_score(prediction: Prediction) -> Array | None:
@@ -85,31 +89,68 @@ def mutual_information_score(prediction: Prediction) -> Array:
     return np.where(information < 1e-6, 0.0, information)  # a point has none; float32 would rank its rounding errors
 
 
-SCORES: Mapping[str, Callable[[Prediction], Array | None]] = MappingProxyType(
+@dataclass(frozen=True)
+class Score:
+    """A function of predictions that is high for outliers, and how it is printed and drawn.
+
+    Without a none class it may have no value. `bounded` says whether reports bound what is computed with it.
+    """
+
+    title: str
+    of: Callable[[Prediction], Array | None]
+    colour: str = "#666666"
+    bounded: bool = True
+
+    def __call__(self, prediction: Prediction) -> Array | None:
+        return self.of(prediction)
+
+
+USUAL_SCORE = "max_prob"  # whose metrics have no name in front
+SCORES: Mapping[str, Score] = MappingProxyType(
     {
-        "max_prob": max_prob_score,
-        "none": none_score,
-        "none_share": none_share_score,
-        "entropy": entropy_score,
-        "mutual_information": mutual_information_score,
+        USUAL_SCORE: Score("max. probability", max_prob_score, "#0072b2"),
+        "none": Score("probability of none", none_score, "#009e73"),
+        "none_share": Score("none's share", none_share_score, "#d55e00"),
+        "entropy": Score("entropy", entropy_score, "#e69f00", bounded=False),
+        "mutual_information": Score("mutual information", mutual_information_score, "#999999", bounded=False),
     }
 )
+
+
+def score_named(name: str) -> Score:
+    """One of `SCORES`, or `mypackage.mymodule:name`: a `Score`, or a function as one has it."""
+    found: Any = choose_or_import(SCORES, name, "score")
+    if not callable(found):
+        raise ValueError(f"score {name!r} is {found!r:.60}, not a function of a Prediction")
+    return found if isinstance(found, Score) else Score(name, found)
 
 
 # metrics of inliers ------------------------------------------------------------------------------------------------
 
 
+def confidence(prediction: Prediction) -> Array:
+    return _double(prediction.probs.amax(1))
+
+
+def right(prediction: Prediction, y: Tensor) -> NDArray[np.bool_]:
+    """Whether an input's most probable class, "none" not being one, is its label."""
+    return _double(prediction.probs).argmax(1) == y.numpy(force=True)
+
+
+def right_with_none(prediction: Prediction, y: Tensor) -> NDArray[np.bool_]:
+    """Whether its most probable answer is; "none" is an answer, and wrong."""
+    sure_of_class = True if prediction.none is None else confidence(prediction) >= _double(prediction.none)
+    return right(prediction, y) & sure_of_class
+
+
 def accuracy(prediction: Prediction, y: Tensor) -> float:
-    """Share of inputs whose most probable class, "none" not being one, is right."""
-    return float((_double(prediction.probs).argmax(1) == y.numpy(force=True)).mean())
+    """Fraction of inputs whose most probable class, "none" not being one, is right."""
+    return float(right(prediction, y).mean())
 
 
 def accuracy_with_none(prediction: Prediction, y: Tensor) -> float:
-    """Share of inputs whose most probable answer is right; "none" is an answer, and wrong."""
-    right = _double(prediction.probs).argmax(1) == y.numpy(force=True)
-    if prediction.none is not None:
-        right &= _double(prediction.probs.amax(1)) >= _double(prediction.none)
-    return float(right.mean())
+    """Fraction of inputs whose most probable answer is right; "none" is an answer, and wrong."""
+    return float(right_with_none(prediction, y).mean())
 
 
 def nll(prediction: Prediction, y: Tensor) -> float:
@@ -127,7 +168,7 @@ def brier(prediction: Prediction, y: Tensor) -> float:
 
 def mmc(prediction: Prediction) -> float:
     """Mean confidence."""
-    return float(_double(prediction.probs.amax(1)).mean())
+    return float(confidence(prediction).mean())
 
 
 def calibration(confidence: Array, right: NDArray[np.bool_]) -> tuple[Array, Array, Array]:
@@ -135,23 +176,40 @@ def calibration(confidence: Array, right: NDArray[np.bool_]) -> tuple[Array, Arr
 
     Bins are closed above, the first below too, so that every input is in one.
     """
-    index = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+    index = _bin(confidence)
     count = np.bincount(index, minlength=BINS).astype(np.float64)
     with np.errstate(invalid="ignore"):
         mean_confidence = np.bincount(index, confidence, BINS) / count
-        share_right = np.bincount(index, right, BINS) / count
-    return count, mean_confidence, share_right
+        fraction_right = np.bincount(index, right, BINS) / count
+    return count, mean_confidence, fraction_right
 
 
-def _calibration_error(confidence: Array, right: NDArray[np.bool_]) -> float:
-    count, mean_confidence, share_right = calibration(confidence, right)
-    return float(np.nansum(count * np.abs(mean_confidence - share_right)) / count.sum())
+def _bin(confidence: Array) -> NDArray[np.int64]:
+    return np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+
+
+def _calibration_error(confidence: Array, right: NDArray[np.bool_], counts: Counts | None = None) -> Array:
+    """The mean over inputs of the gap between a bin's confidence and accuracy, for every column of counts; once each
+    where there are none. nan where no input counts."""
+    counts = np.ones((len(right), 1), np.uint8) if counts is None else counts
+    gaps = (confidence - right) * (_bin(confidence) == np.arange(BINS)[:, None])
+    with np.errstate(invalid="ignore"):
+        return np.abs(gaps @ counts).sum(0) / counts.sum(0, dtype=np.int64)
+
+
+def _ece(prediction: Prediction, y: Tensor, counts: Counts | None = None) -> Array:
+    return _calibration_error(confidence(prediction), right(prediction, y), counts)
+
+
+def _ece_published(prediction: Prediction, y: Tensor, counts: Counts | None = None) -> Array:
+    sure, hit = confidence(prediction), right(prediction, y)
+    kept = sure < 1 - 1 / BINS
+    return _calibration_error(sure[kept], hit[kept], None if counts is None else counts[kept])
 
 
 def ece(prediction: Prediction, y: Tensor) -> float:
     """Expected calibration error of the most probable class; every input is in a bin."""
-    probs = _double(prediction.probs)
-    return _calibration_error(probs.max(1), probs.argmax(1) == y.numpy(force=True))
+    return float(_ece(prediction, y)[0])
 
 
 def ece_class(prediction: Prediction, y: Tensor) -> float:
@@ -163,34 +221,60 @@ def ece_class(prediction: Prediction, y: Tensor) -> float:
     if prediction.none is None:
         return ece(prediction, y)
     inside = _double(prediction.none) < 0.5
-    if not inside.any():
-        return float("nan")
     probs = _double(prediction.probs)[inside]
     probs /= probs.sum(1, keepdims=True)
-    return _calibration_error(probs.max(1), probs.argmax(1) == y.numpy(force=True)[inside])
+    return float(_calibration_error(probs.max(1), probs.argmax(1) == y.numpy(force=True)[inside])[0])
 
 
 def ece_published(prediction: Prediction, y: Tensor) -> float:
     """The paper's ECE: inputs with confidence of 14/15 or more are left out, and not counted (nan if none is left)."""
-    probs = _double(prediction.probs)
-    kept = probs.max(1) < 1 - 1 / BINS
-    if not kept.any():
-        return float("nan")
-    return _calibration_error(probs[kept].max(1), probs[kept].argmax(1) == y.numpy(force=True)[kept])
+    return float(_ece_published(prediction, y)[0])
 
 
-METRICS: Mapping[str, Callable[[Prediction, Tensor], float]] = MappingProxyType(
+def _mean(values: NDArray[np.bool_] | Array, counts: Counts) -> Array:
+    return values.astype(np.float64) @ counts / len(values)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A function of predictions and labels, and how it is printed; `again` is the same for every column of counts,
+    for those that reports bound."""
+
+    title: str
+    of: Callable[[Prediction, Tensor], float]
+    again: Callable[[Prediction, Tensor, Counts], Array] | None = None
+    higher_is_better: bool = False
+    percent: bool = True  # whether it is a fraction, which is printed as per cent
+
+    def __call__(self, prediction: Prediction, y: Tensor) -> float:
+        return self.of(prediction, y)
+
+
+METRICS: Mapping[str, Metric] = MappingProxyType(
     {
-        "accuracy": accuracy,
-        "accuracy_with_none": accuracy_with_none,
-        "nll": nll,
-        "brier": brier,
-        "ece": ece,
-        "ece_class": ece_class,
-        "ece_published": ece_published,
-        "mmc": lambda prediction, y: mmc(prediction),
+        "accuracy": Metric("accuracy", accuracy, lambda p, y, n: _mean(right(p, y), n), True),
+        "accuracy_with_none": Metric(
+            "accuracy, none is wrong",
+            accuracy_with_none,
+            lambda p, y, counts: _mean(right_with_none(p, y), counts),
+            True,
+        ),
+        "nll": Metric("NLL", nll, percent=False),
+        "brier": Metric("Brier score", brier, percent=False),
+        "ece": Metric("ECE", ece, _ece),
+        "ece_class": Metric("ECE given a class", ece_class),
+        "ece_published": Metric("ECE below 14/15", ece_published, _ece_published),
+        "mmc": Metric("confidence", lambda p, y: mmc(p), lambda p, y, n: _mean(confidence(p), n), True),
     }
 )
+
+
+def metric_named(name: str) -> Metric:
+    """One of `METRICS`, or `mypackage.mymodule:name`: a `Metric`, or a function as one has it."""
+    found: Any = choose_or_import(METRICS, name, "metric")
+    if not callable(found):
+        raise ValueError(f"metric {name!r} is {found!r:.60}, not a function of a Prediction and labels")
+    return found if isinstance(found, Metric) else Metric(name, found)
 
 
 # metrics of inliers against outliers -------------------------------------------------------------------------------
@@ -273,15 +357,15 @@ class Separation:
         return float(passing / len(self.negative))
 
 
-def ood_metrics(inside: Prediction, outside: Prediction) -> dict[str, float]:
+def ood_metrics(inside: Prediction, outside: Prediction, scores: Mapping[str, Score] = SCORES) -> dict[str, float]:
     """Every score's figures for one OOD set: `fpr95`, `auroc`, `aupr` and `mmc` of the max-probability score, the other
     scores' under their names (`none_fpr95`), outliers as positive under the suffix `_out`."""
     figures = {"mmc": mmc(outside)}
-    for name, score in SCORES.items():
+    for name, score in scores.items():
         values_in, values_out = score(inside), score(outside)
         if values_in is None or values_out is None:
             continue
-        prefix = "" if name == "max_prob" else f"{name}_"
+        prefix = "" if name == USUAL_SCORE else f"{name}_"
         inliers_positive = Separation(-values_in, -values_out)
         outliers_positive = inliers_positive.other_way
         for metric in ("fpr95", "auroc", "aupr"):
@@ -289,3 +373,25 @@ def ood_metrics(inside: Prediction, outside: Prediction) -> dict[str, float]:
             figures[f"{prefix}{metric}_out"] = getattr(outliers_positive, metric)
         figures[f"{prefix}aupr_published"] = inliers_positive.aupr_published
     return figures
+
+
+# both --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What is computed of predictions, by name."""
+
+    metrics: Mapping[str, Metric]
+    scores: Mapping[str, Score]
+
+
+STANDARD = Measures(METRICS, SCORES)
+
+
+def measures_with(metrics: Iterable[str] = (), scores: Iterable[str] = ()) -> Measures:
+    """demur's own, and those of one's own, as `mypackage.mymodule:name`."""
+    return Measures(
+        {**METRICS, **{name: metric_named(name) for name in metrics}},
+        {**SCORES, **{name: score_named(name) for name in scores}},
+    )

@@ -1,6 +1,5 @@
 """The claims: worlds in which they hold, fail or wait, and what the paper's own tables say of them."""
 
-import json
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -10,13 +9,14 @@ import pytest
 
 from demur.paper.claims import CLAIMS, NO, UNCLEAR, YES, Claim, below, joint, not_above
 from demur.paper.grid import CONVENTIONS, STUDIES, Cell, select
-from demur.paper.published import LEFT_OUT, MEAN, SHIFT_SETS, TEST, mean_but
+from demur.paper.published import LEFT_OUT, MEAN, SHIFT_SETS, mean_but, outliers_of
 from demur.paper.views import MAJORITY, NOISE, Known, _printed, matched, ours, printed
-from demur.report.compare import outliers_of
-from demur.report.measured import Measured, Value, cells_csv, read_tables, results_csv
 from demur.report.page import write_report
 from demur.report.verdicts import _waiting, claims_document, examine
+from demur.study.measuring import TEST, Value
+from demur.study.records import Record
 from demur.study.run import FAR_AWAY
+from demur.study.table import Measured, cells_csv, read_tables, results_csv
 
 World = Callable[[Cell, str, str], float]  # a figure, by cell, set and metric; and "seconds"
 
@@ -63,17 +63,19 @@ def contrary(cell: Cell, where: str, metric: str) -> float:
 def measured(cell: Cell, world: World, half: float = 0.005) -> Measured:
     figures = {place: world(cell, *place) for place in PLACES}
     values = {place: Value(value, value - half, value + half) for place, value in figures.items()}
-    about = {
-        "sets": json.dumps(["uniform", FAR_AWAY]),
-        "trained_with": outliers_of(cell) if "+" in cell.method else "",
-        "seconds": json.dumps({"fit": world(cell, "", "seconds")}),
-        "training_inputs": "600",
-        "device": "a GPU",
-        "missing": "[]",
-        "notes": "{}",
-        "further": cell.further or "",
-    }
-    return Measured(cell, {**values, (TEST, "majority"): Value(0.0)}, about)
+    record = Record(
+        cells=(),
+        sets=(),
+        fit={"recipe": {"epochs": 1}},
+        seconds={"fit": world(cell, "", "seconds")},
+        missing=(),
+        notes={},
+        trained_with=outliers_of(cell) if "+" in cell.method else None,
+        training_inputs=600,
+        threads=1,
+        device="a GPU",
+    )
+    return Measured(cell, {**values, (TEST, "majority"): Value(0.0)}, record, ("uniform", FAR_AWAY))
 
 
 def made(cells: Iterable[Cell], world: World = as_claimed) -> list[Measured]:
@@ -163,7 +165,7 @@ def test_so_far_needs_something_to_compare():
 
 def test_the_shift_must_have_been_predicted():
     claim = titled("Under shift")
-    assert verdicts(claim, made(replace(cell, further=None) for cell in claim.cells)) == ["waiting", "waiting"]
+    assert verdicts(claim, made(replace(cell, further=()) for cell in claim.cells)) == ["waiting", "waiting"]
 
 
 def test_plain_methods_are_the_same_whatever_the_outliers():
@@ -203,8 +205,8 @@ def test_a_collapsed_classifier_is_never_better():
     assert below(gone, Known(0.5)) == not_above(gone, Known(0.5)) == NO
     claim = titled("Text gains")
     cells = made(claim.cells)
-    figures = {**cells[0].figures, (TEST, "majority"): Value(0.9)}
-    cells = [replace(one, figures=figures) if one.cell == Cell("sst", "la+ml") else one for one in cells]
+    figures = {**cells[0].values, (TEST, "majority"): Value(0.9)}
+    cells = [replace(one, values=figures) if one.cell == Cell("sst", "la+ml") else one for one in cells]
     tested = examine(claim, ours(cells, "corrected"))
     assert tested.verdict == "holds in part (9 of 10 tests)"
     assert "`la+ml` 70.0‡ (90.0)" in tested.cases[0].shown
@@ -213,7 +215,7 @@ def test_a_collapsed_classifier_is_never_better():
 def test_a_collapsed_classifier_does_not_tell_what_soft_labels_cost():
     claim, soft = titled("SL is best"), Cell("cifar10", "la+sl")
     cells = [
-        replace(one, figures={**one.figures, (TEST, "majority"): Value(0.9)}) if one.cell == soft else one
+        replace(one, values={**one.values, (TEST, "majority"): Value(0.9)}) if one.cell == soft else one
         for one in made(claim.cells)
     ]
     cases = {case.what: case for case in examine(claim, ours(cells, "corrected")).cases}
@@ -284,7 +286,7 @@ def test_they_say_the_same_when_taken_for_ours(claim: Claim):
             known = printed().look(task, method, outliers, mean_but(NOISE), "fpr95")
             here[mean_but(NOISE), "fpr95"] = Value(known.value)
     cells = [
-        replace(measured(cell, as_claimed), figures=by_cell[outliers_of(cell), cell.task, cell.method])
+        replace(measured(cell, as_claimed), values=by_cell[outliers_of(cell), cell.task, cell.method])
         for cell in dict.fromkeys(claim.cells)
         if cell.convention == "published"
     ]

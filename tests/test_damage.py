@@ -12,17 +12,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from demur.paper.grid import Cell
-from demur.report.measured import gather
+from demur.paper.measuring import values_of
 from demur.report.page import write_report
 from demur.study import cells as making
-from demur.study.cells import CHECKPOINT, SECONDS, Place, run_cell
+from demur.study.cells import CHECKPOINT, SECONDS, Place
 from demur.study.engine import results_of, run_cells, seconds_left
+from demur.study.grid import Cell
 from demur.study.records import RECORD
 from demur.study.results import POSTERIOR, PREDICTIONS, find_cells, pack, read_results, unpack
+from demur.study.table import gather
 from tests.test_cli import demur_command
 from tests.test_report import make_result, write_runs
-from tests.test_study import NOWHERE, nothing, quick
+from tests.test_study import NOWHERE, folder_of, nothing, of, quick, run_cell
 
 WHOLE, BROKEN = Cell("mnist", "map"), Cell("mnist", "la+nc")
 
@@ -83,7 +84,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
     "an unknown field": (RECORD, changed_record(lambda record: record["cells"][0].update(colour="red"))),
     "no cells": (RECORD, changed_record(lambda record: record.pop("cells"))),
     "a cell that is none": (RECORD, changed_record(lambda record: record.update(cells=[3]))),
-    "an unknown method": (RECORD, changed_record(lambda record: record["cells"][0].update(method="xy"))),
+    "no method": (RECORD, changed_record(lambda record: record["cells"][0].update(method="la nc"))),
     "a seed that is none": (RECORD, changed_record(lambda record: record["cells"][0].update(seed="0"))),
     "sets that are none": (RECORD, changed_record(lambda record: record.update(sets={"test": 1}))),
     "no test set": (RECORD, changed_record(lambda record: record["sets"].remove("test"))),
@@ -119,7 +120,7 @@ def test_a_report_goes_on_without_a_broken_cell_and_says_what_to_delete(name: st
     file, damage = DAMAGE[name]
     damage(broken)
     with pytest.warns(UserWarning, match="left out") as caught:
-        (left,) = gather([runs])
+        (left,) = gather([runs], values_of)
     assert left.cell == WHOLE
     (said,) = {str(warning.message) for warning in caught}
     assert said.startswith(f"left out: {broken / file} is damaged (")
@@ -130,20 +131,20 @@ def test_a_report_goes_on_without_a_broken_cell_and_says_what_to_delete(name: st
 def test_several_processes_say_the_same(runs: Path, broken: Path):
     flip_byte(broken)
     with pytest.warns(UserWarning, match=re.escape(f"left out: {broken / PREDICTIONS} is damaged")):
-        assert [one.cell for one in gather([runs], jobs=2)] == [WHOLE]
+        assert [one.cell for one in gather([runs], values_of, jobs=2)] == [WHOLE]
 
 
 def test_where_nothing_is_left_nothing_is_reported(runs: Path, broken: Path):
     for folder in runs.iterdir():
         written_record("[]")(folder)
     with pytest.warns(UserWarning, match="left out"), pytest.raises(ValueError, match="there are no results in"):
-        gather([runs])
+        gather([runs], values_of)
 
 
 def test_cells_without_a_digest_are_read_as_ever(runs: Path, broken: Path):
-    before = gather([runs])
+    before = gather([runs], values_of)
     changed_record(lambda record: record.pop("digests"))(broken)
-    assert gather([runs]) == before
+    assert gather([runs], values_of) == before
 
 
 # tables -------------------------------------------------------------------------------------------------------------
@@ -156,10 +157,10 @@ def rows_of(path: Path) -> list[bytes]:
 @pytest.mark.parametrize("file", ["results.csv", "cells.csv"])
 @pytest.mark.parametrize("bytes_off", [1, 3, 9, 20])
 def test_tables_that_were_cut_in_a_row_are_refused(file: str, bytes_off: int, runs: Path, tmp_path: Path):
-    write_report(gather([runs]), tmp_path / "out")
+    write_report(gather([runs], values_of), tmp_path / "out")
     os.truncate(tmp_path / "out" / file, (tmp_path / "out" / file).stat().st_size - bytes_off)
     with pytest.raises(ValueError, match=rf"{file} is cut off at its end; get it again, or make both"):
-        gather([tmp_path / "out"])
+        gather([tmp_path / "out"], values_of)
 
 
 @pytest.mark.parametrize(
@@ -174,10 +175,10 @@ def test_tables_that_were_cut_in_a_row_are_refused(file: str, bytes_off: int, ru
     ],
 )
 def test_tables_with_damaged_rows_are_refused(file: str, change: Callable, says: str, runs: Path, tmp_path: Path):
-    write_report(gather([runs]), tmp_path / "out")
+    write_report(gather([runs], values_of), tmp_path / "out")
     (tmp_path / "out" / file).write_bytes(b"".join(change(rows_of(tmp_path / "out" / file))))
     with pytest.raises(ValueError, match=says):
-        gather([tmp_path / "out"])
+        gather([tmp_path / "out"], values_of)
 
 
 # packs --------------------------------------------------------------------------------------------------------------
@@ -285,48 +286,48 @@ def test_a_study_makes_the_others_and_says_what_to_delete(name: str, place: Plac
     first, second = quick("map", "vb")
     folder = run_cell(first, place)
     DAMAGE[name][1](folder)
-    assert "known once" in seconds_left([first, second], place)
-    (failure,) = run_cells([first, second], place, nothing)
+    assert "known once" in seconds_left(of([first, second]), place)
+    (failure,) = run_cells(of([first, second]), place, nothing)
     assert failure.cell == first
     assert f"{folder / RECORD} is damaged" in failure.reason
     assert f"delete {folder}, and the study makes it anew" in failure.reason
     with pytest.warns(UserWarning, match="left out"):
-        assert [result.cell for result in results_of([first, second], place)] == [second]
+        assert [result.cell for result in results_of(of([first, second]), place)] == [second]
 
 
 def test_predictions_that_were_damaged_later_are_left_out_of_the_table(place: Place):
     cells = quick("map", "vb")
-    assert run_cells(cells, place, nothing) == []
-    flip_byte(place.folder(cells[0]))
+    assert run_cells(of(cells), place, nothing) == []
+    flip_byte(folder_of(cells[0], place))
     with pytest.warns(UserWarning, match="left out: .* is damaged"):
-        assert [result.cell for result in results_of(cells, place)] == cells[1:]
+        assert [result.cell for result in results_of(of(cells), place)] == cells[1:]
 
 
 def test_a_posterior_that_is_damaged_is_named(place: Place):
     plain, laplace = quick("map", "la")
     folder = run_cell(plain, place)
     os.truncate(folder / POSTERIOR, 1000)
-    (failure,) = run_cells([laplace], place, nothing)
+    (failure,) = run_cells(of([laplace]), place, nothing)
     assert f"delete {folder / POSTERIOR}, and the study fits it anew" in failure.reason
     (folder / POSTERIOR).unlink()
-    assert run_cells([laplace], place, nothing) == []
+    assert run_cells(of([laplace]), place, nothing) == []
 
 
 def test_a_posterior_of_other_data_is_not_taken(place: Place, monkeypatch: pytest.MonkeyPatch):
     plain, laplace = quick("map", "la")
     folder = run_cell(plain, place)
     monkeypatch.setattr(making, "digests_of", lambda *_: dict.fromkeys(("train", "validation", "outliers"), "0" * 64))
-    (failure,) = run_cells([laplace], place, nothing)
+    (failure,) = run_cells(of([laplace]), place, nothing)
     assert f"{folder} was fitted with other data (train, validation) than there is now" in failure.reason
 
 
 def test_a_damaged_checkpoint_is_set_aside_and_training_starts_anew(place: Place):
     cell = quick("map")[0]
-    folder = place.folder(cell)
+    folder = folder_of(cell, place)
     folder.mkdir(parents=True)
     (folder / CHECKPOINT).write_bytes(b"no checkpoint at all")
     with pytest.warns(UserWarning, match=r"checkpoint .* is damaged .* training starts anew; .*damaged and may be"):
-        assert run_cells([cell], place, nothing) == []
+        assert run_cells(of([cell]), place, nothing) == []
     assert (folder / f"{CHECKPOINT}.damaged").read_bytes() == b"no checkpoint at all"
 
 
@@ -345,10 +346,10 @@ def test_on_a_full_disk_a_cell_stays_unfinished_and_says_so(
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
         patch.setattr("demur.study.engine.LOG", "no/such/folder")
-        (failure,) = run_cells([cell], place, nothing)
+        (failure,) = run_cells(of([cell]), place, nothing)
     assert "No space left on device" in failure.reason
     assert "no log could be written" in failure.reason
-    assert results_of([cell], place) == []
+    assert results_of(of([cell]), place) == []
     assert not list(place.runs.rglob("*.part"))
-    assert run_cells([cell], place, nothing) == []
-    assert len(results_of([cell], place)) == 1
+    assert run_cells(of([cell]), place, nothing) == []
+    assert len(results_of(of([cell]), place)) == 1

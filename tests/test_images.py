@@ -145,7 +145,7 @@ def test_every_picture_is_in_one_split_with_its_label(whole: Store, validation: 
         stored = [whole.images(name, split) for split in ("train", "test")]
         assert len({picture for picture, _ in found}) == sum(sizes.values())
         assert set(found) <= {pair for x, y in stored for pair in zip(rows(x), y.tolist(), strict=True)}  # type: ignore[union-attr]
-        assert torch.equal(task.training.train.x, image_task(name, whole).train.x)  # networks can be shared
+        assert torch.equal(task.training.train.x, image_task(name, whole).training.train.x)  # networks can be shared
         held_out = whole.images(name, validation)[0]
         assert set(rows(task.training.validation.x)) < set(rows(held_out))
 
@@ -154,14 +154,14 @@ def test_test_pictures_keep_the_order_of_the_file_and_training_pictures_do_not(w
     task = mnist(whole)
     assert torch.equal(task.testing.test.x, whole.images("mnist", "test")[0])
     assert task.training.train.y[:20].tolist() != [i % 10 for i in range(20)]
-    assert torch.equal(task.training.train.x, mnist(whole).train.x)
+    assert torch.equal(task.training.train.x, mnist(whole).training.train.x)
 
 
 def test_limit_keeps_the_first_training_pictures(whole: Store) -> None:
     task, limited = mnist(whole), mnist(whole, limit=20, outliers="smooth")
-    assert torch.equal(limited.train.x, task.training.train.x[:20])
-    assert torch.equal(limited.validation.x, task.training.validation.x)
-    assert limited.outliers.shape == (20, 1, 28, 28)
+    assert torch.equal(limited.training.train.x, task.training.train.x[:20])
+    assert torch.equal(limited.training.validation.x, task.training.validation.x)
+    assert limited.training.outliers.shape == (20, 1, 28, 28)
     with pytest.raises(ValueError, match="limit 0 leaves nothing to train on"):
         mnist(whole, limit=0)
     with pytest.raises(ValueError, match="unknown split to validate with 'tset'; did you mean 'test'"):
@@ -175,20 +175,20 @@ def test_outliers_by_name(whole: Store) -> None:
     task = mnist(whole)
     assert isinstance(task.training.outliers, CroppedOrResized)
     assert task.training.outliers.shape == (50, 1, 28, 28)
-    colour = image_task("svhn", whole).outliers
+    colour = image_task("svhn", whole).training.outliers
     assert isinstance(colour, Fixed)
     assert torch.equal(colour.x, whole.images("tiny_imagenet32", "train")[0])
-    mixed = mnist(whole, outliers="tiny_imagenet32+smooth+uniform").outliers
+    mixed = mnist(whole, outliers="tiny_imagenet32+smooth+uniform").training.outliers
     assert isinstance(mixed, Mixed)
     assert mixed.shape == (150, 1, 28, 28)
     assert mixed.epoch(generator()).shape == mixed.shape
-    shuffled = mnist(whole, outliers="patches").outliers.epoch(generator())
+    shuffled = mnist(whole, outliers="patches").training.outliers.epoch(generator())
     assert torch.equal(shuffled.flatten(1).sort(1).values, task.training.train.x.flatten(1).sort(1).values)
     assert not torch.equal(shuffled, task.training.train.x)
     levelled = image_task("cifar10", whole, outliers="patches+tiny_imagenet32_levelled")
-    assert isinstance(levelled.outliers, Mixed)
-    assert isinstance(levelled.outliers.sources[1], Levelled)
-    assert torch.equal(levelled.outliers.sources[1].power, mean_power(levelled.train.x))
+    assert isinstance(levelled.training.outliers, Mixed)
+    assert isinstance(levelled.training.outliers.sources[1], Levelled)
+    assert torch.equal(levelled.training.outliers.sources[1].power, mean_power(levelled.training.train.x))
     assert levelled.notes["tiny_imagenet32"] == "stands in for imagenet32"
     with pytest.raises(ValueError, match="unknown outliers 'tiny_imagnet'; did you mean 'tiny_imagenet32'"):
         mnist(whole, outliers="tiny_imagnet")
@@ -226,11 +226,11 @@ def test_half_the_outliers_are_windows_of_the_padded_grey_picture_and_half_are_r
 
 
 def test_classes_that_are_also_the_tasks_can_be_left_out(whole: Store) -> None:
-    outliers = image_task("cifar10", whole, exclude_overlap=True).outliers.epoch(generator())
+    outliers = image_task("cifar10", whole, exclude_overlap=True).training.outliers.epoch(generator())
     x, y = whole.images("tiny_imagenet32", "train")
     assert y is not None
     assert Counter(rows(outliers)) == Counter(rows(x[(y == 1) | (y == 3)]))  # goldfish and desks
-    assert image_task("svhn", whole, exclude_overlap=True).outliers.shape[0] == 50
+    assert image_task("svhn", whole, exclude_overlap=True).training.outliers.shape[0] == 50
 
 
 def test_where_somebody_listed_the_overlap_the_list_decides(store: Store) -> None:
@@ -239,7 +239,7 @@ def test_where_somebody_listed_the_overlap_the_list_decides(store: Store) -> Non
     x, y = store.images("tiny_imagenet32", "train")
     assert y is not None
     plain, levelled = (
-        image_task("cifar10", store, outliers=outliers, exclude_overlap=True).outliers
+        image_task("cifar10", store, outliers=outliers, exclude_overlap=True).training.outliers
         for outliers in ("tiny_imagenet32", "tiny_imagenet32_levelled")
     )
     assert isinstance(levelled, Levelled)
@@ -328,12 +328,15 @@ def test_every_task_has_a_setting_whose_network_takes_its_inputs(whole: Store) -
         task = load(name, store=whole, limit=4)
         network = setting(name, "map").network(task.num_classes)
         assert task.training.augment is not None
-        assert network(as_input(task.augment(task.training.train.x, generator()))).shape == (4, task.num_classes)
+        assert network(as_input(task.training.augment(task.training.train.x, generator()))).shape == (
+            4,
+            task.num_classes,
+        )
 
 
 def test_load_says_what_is_wrong(whole: Store) -> None:
-    assert len(load("digits").train) == 1000
-    assert len(load("digits", limit=100).train) == 100
+    assert len(load("digits").training.train) == 1000
+    assert len(load("digits", limit=100).training.train) == 100
     for name, options, message in (
         ("digits", {"limit": -1}, "limit -1 leaves nothing"),
         ("blobs", {"outliers": "smooth"}, "'blobs' brings its own outliers, not 'smooth'; leave"),

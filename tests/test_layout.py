@@ -11,7 +11,7 @@ PACKAGE = Path(demur.__file__).parent
 LEVELS = (
     ("names", "streams", "files", "provenance"),
     ("checkpoint", "likelihoods", "networks", "posterior", "metrics", "graphs", "training_data"),
-    ("training", "predictive", "posterior_file"),
+    ("training", "predictive", "posterior_file", "bootstrap"),
     ("inference", "data", "outliers"),
     ("methods", "tasks"),
     ("audit",),
@@ -19,6 +19,7 @@ LEVELS = (
     ("paper",),
     ("report",),
     ("cli",),
+    ("__main__",),
 )
 
 

@@ -321,6 +321,11 @@ def test_nothing_but_a_model_is_replaced(model, tmp_path):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+def test_who_may_read_one_part_may_read_all(model, tmp_path):
+    model.save(tmp_path / "model")
+    assert len({(tmp_path / "model" / part).stat().st_mode for part in (MANIFEST, *PARTS)}) == 1
+
+
 def test_a_link_to_a_model_stays_a_link(model, tmp_path):
     model.save(tmp_path / "model")
     (tmp_path / "latest").symlink_to(tmp_path / "model")

@@ -1,6 +1,5 @@
 """The method that RESULTS.md recommends, chosen by validation figures alone, and its section on agreement."""
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,7 +10,7 @@ import pytest
 
 from demur.paper.further import LETTER_COUNT, PRINTED, VALIDATION
 from demur.paper.grid import CANDIDATES, STUDIES, Cell
-from demur.paper.published import OOD_SETS, TEST, Row, mean_but
+from demur.paper.published import OOD_SETS, Row, mean_but, outliers_of
 from demur.paper.recommended import (
     SCORES,
     TASKS,
@@ -24,10 +23,11 @@ from demur.paper.recommended import (
     validate,
 )
 from demur.paper.views import Known, best_printed, ours, printed, printed_mean
-from demur.report.compare import outliers_of
-from demur.report.measured import Measured, Value, cells_csv, read_tables, results_csv, scored
 from demur.report.sections import ROWS, agreement, better
+from demur.study.measuring import TEST, Value, scored
+from demur.study.records import Record
 from demur.study.run import FAR_AWAY
+from demur.study.table import Measured, cells_csv, read_tables, results_csv
 from demur.tasks import IMAGES
 
 PATCHES = "tiny_imagenet32+patches"
@@ -38,17 +38,19 @@ Planted = Callable[[Candidate, str], float]  # a figure, by candidate and task
 
 
 def made(cell: Cell, figures: dict[tuple[str, str], float], half: float = 0.01) -> Measured:
-    about = {
-        "sets": json.dumps(OOD_SETS[cell.task]),
-        "trained_with": outliers_of(cell) if "+" in cell.method else "",
-        "seconds": json.dumps({"fit": 1.0}),
-        "training_inputs": "600",
-        "device": "a GPU",
-        "missing": "[]",
-        "notes": "{}",
-        "further": cell.further or "",
-    }
-    return Measured(cell, {**values(figures, half), (TEST, "majority"): Value(0.1)}, about)
+    record = Record(
+        cells=(),
+        sets=(),
+        fit={"recipe": {"epochs": 1}},
+        seconds={"fit": 1.0},
+        missing=(),
+        notes={},
+        trained_with=outliers_of(cell) if "+" in cell.method else None,
+        training_inputs=600,
+        threads=1,
+        device="a GPU",
+    )
+    return Measured(cell, {**values(figures, half), (TEST, "majority"): Value(0.1)}, record, OOD_SETS[cell.task])
 
 
 def values(figures: dict[tuple[str, str], float], half: float = 0.01) -> dict[tuple[str, str], Value]:
@@ -151,7 +153,7 @@ def test_who_lacks_a_task_cannot_be_chosen():
     assert {one.candidate.method for one in validated[-3:]} == {"de+nc"}
     assert all(math.isnan(one.mean) for one in validated[-3:])
     # nor one that was not validated, or not at full length
-    unlooked = [replace(one, cell=replace(one.cell, further=None)) for one in cells]
+    unlooked = [replace(one, cell=replace(one.cell, further=())) for one in cells]
     shorter = [replace(one, cell=replace(one.cell, epochs=1)) for one in cells]
     for lacks in ([], unlooked, shorter):
         assert choice(lacks) is None
@@ -253,7 +255,7 @@ def test_candidates_are_compared_by_the_seeds_and_sets_that_all_have():
 
     usual = Candidate("la+nc", None, "none_share")
     cells = planted(lambda candidate, task: 0.1 if candidate == usual else 0.3)
-    cells = [replace(one, figures=one.figures | values(on_sets(one.cell.task, 0.2, 0.0))) for one in cells]
+    cells = [replace(one, values=one.values | values(on_sets(one.cell.task, 0.2, 0.0))) for one in cells]
     lucky = [Cell("mnist", "la+nc", 1), Cell("mnist", "map", 1)]
     cells += [made(cell, on_sets("mnist", 0.0, 0.0) | {(TEST, "accuracy"): 0.99}) for cell in lucky]
     cells.append(made(Cell("mnist", "map"), on_test("mnist", 0.5, 0.95)))
@@ -275,12 +277,12 @@ def as_printed(cell: Cell) -> Measured:
     means = {name: printed_mean(cell.task, Row(cell.method), [name]) for name in sets}
     figures |= {(name, "fpr95"): mean.value for name, mean in means.items() if mean}
     figures[mean_but("uniform"), "fpr95"] = float(np.mean([mean.value for mean in means.values() if mean]))
-    return made(cell, figures)
+    return replace(made(cell, figures), sets=tuple(sets))
 
 
 def moved(one: Measured, where: str, metric: str, by: float) -> Measured:
-    value = Value(one.figures[where, metric].value + by, 0.0, 0.0)
-    return replace(one, figures={**one.figures, (where, metric): value})
+    value = Value(one.values[where, metric].value + by, 0.0, 0.0)
+    return replace(one, values={**one.values, (where, metric): value})
 
 
 def rows_of(cells: list[Measured]) -> Iterator[list[str]]:
@@ -375,8 +377,8 @@ def test_sets_for_which_others_stand_in_are_left_out_below():
     cells = [
         replace(
             one,
-            figures={**{k: v for k, v in one.figures.items() if k[0] != "lsun_classroom"}, **values(easy)},
-            about={**one.about, "sets": one.about["sets"].replace("lsun_classroom", "places_classroom")},
+            values={**{k: v for k, v in one.values.items() if k[0] != "lsun_classroom"}, **values(easy)},
+            sets=tuple("places_classroom" if name == "lsun_classroom" else name for name in one.sets),
         )
         if one.cell.task == "cifar10"
         else one

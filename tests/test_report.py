@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from functools import partial
 from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
@@ -18,16 +19,17 @@ from rich.console import Console
 from scipy import stats
 from torch import Tensor
 
+from demur.bootstrap import AGAINST, against, counts, interval, over_seeds
 from demur.metrics import METRICS, Prediction, Separation, accuracy, ece, ece_published, max_prob_score, mmc
 from demur.paper.further import PRINTED, VALIDATION, shifted
-from demur.paper.grid import STUDIES, Cell, split_further
+from demur.paper.grid import STUDIES, Cell
+from demur.paper.measuring import BOUNDED, averaged, values_of
 from demur.paper.published import (
     DEFAULT_OUTLIERS,
     OOD_SETS,
     SHIFT_LABEL,
     SHIFT_SETS,
     TABLES,
-    TEST,
     figures,
     shift_by_severity,
     shift_figures,
@@ -37,15 +39,24 @@ from demur.report import render
 from demur.report import tables as terminal
 from demur.report.compare import ReportTable, tables
 from demur.report.figures import WIDTH, _kept, draw_noise_confidence, draw_shift
-from demur.report.intervals import AGAINST, INSIDE, against, counts, interval, over_seeds
-from demur.report.measured import FAR_AWAY, Measured, Value, averaged, cells_csv, gather, measure, results_csv
 from demur.report.page import _sections, write_report
 from demur.report.sections import markdown_table
+from demur.study.measuring import TEST, Value, resampled
+from demur.study.records import Record
 from demur.study.results import Predicted, Result, write_further, write_result
+from demur.study.run import FAR_AWAY
 from demur.study.run import Row as MeasuredRow
+from demur.study.table import Measured, cells_csv, results_csv
+from demur.study.table import gather as gather_by
+from demur.study.table import measured as measured_by
 from demur.tasks.shift import CORRUPTIONS, SEVERITIES
 
 POINTS = 300
+gather = partial(gather_by, measure=values_of)
+
+
+def measure(result: Result) -> Measured:
+    return measured_by(result, values_of(result))
 
 
 def predict(sure: float, classes: int, none: bool, seed: int, y: Tensor | None = None) -> Prediction:
@@ -70,24 +81,25 @@ def make_result(
     names = [name for name in (*OOD_SETS.get(cell.task, ("noise",)), "far_away") if name not in missing]
     ood = {name: predict(2.0 + place, classes, none, 100 + place + seed) for place, name in enumerate(names)}
     further = {}
-    if "shift" in split_further(cell.further):
+    if "shift" in cell.further:
         names = [shifted(corruption, severity) for corruption in CORRUPTIONS for severity in SEVERITIES]
         of_each = {name: 6.0 - int(name[-1]) - len(name) % 3 / 2 for name in names}  # how sure, by severity
         further["shift"] = Predicted(y, {name: predict(less, classes, none, seed, y) for name, less in of_each.items()})
-    if "validation" in split_further(cell.further):
+    if "validation" in cell.further:
         sets = {VALIDATION: predict(sure, classes, none, seed, y), PRINTED: predict(3.0, classes, none, seed)}
         further["validation"] = Predicted(y, sets)
-    record = {
-        "fit": {"recipe": {"epochs": 1}},
-        "notes": {"tiny": "stands in for large"},
-        "missing": list(missing),
-        "seconds": {"fit": 12.25, "predict": 1.5},
-        "threads": 2,
-        "device": "CPU",
-        "trained_with": (cell.outliers or "tiny") if "+" in cell.method else None,
-        "training_inputs": 600,
-        "sets": [TEST, *(f"ood/{name}" for name in ood)],
-    }
+    record = Record(
+        cells=(cell,),
+        fit={"recipe": {"epochs": 1}},
+        notes={"tiny": "stands in for large"},
+        missing=missing,
+        seconds={"fit": 12.25, "predict": 1.5},
+        threads=2,
+        device="CPU",
+        trained_with=(cell.outliers or "tiny") if "+" in cell.method else None,
+        training_inputs=600,
+        sets=(TEST, *(f"ood/{name}" for name in ood)),
+    )
     return Result(cell, y, test, ood, record, further)
 
 
@@ -96,7 +108,7 @@ def write_runs(results: list[Result], runs: Path) -> Path:
         folder = runs / f"{one.cell.task}-{one.cell.method}-{place}"
         folder.mkdir(parents=True)
         sets = {TEST: one.test, **{f"ood/{name}": prediction for name, prediction in one.ood.items()}}
-        write_result(folder, one.cell, one.y, sets, one.record)
+        write_result(folder, one.y, sets, one.record)
         for kind, predicted in one.further.items():
             write_further(folder, kind, predicted.y, predicted.sets)
     return runs
@@ -211,13 +223,13 @@ def repeated(prediction: Prediction, drawn: np.ndarray) -> tuple[Prediction, np.
     return Prediction(prediction.probs[index], none, prediction.expected_entropy[index]), index
 
 
-@pytest.mark.parametrize("metric", INSIDE)
+@pytest.mark.parametrize("metric", BOUNDED)
 def test_a_resample_is_the_metric_of_the_points_drawn(metric: str, result: Result):
     drawn = counts("test", POINTS)
-    resampled = INSIDE[metric](result.test, result.y, drawn)
+    _, again = resampled(metric, result.test, result.y, drawn)
     for column in range(4):
         prediction, index = repeated(result.test, drawn[:, column])
-        assert resampled[column] == pytest.approx(METRICS[metric](prediction, result.y[index]), rel=1e-6)
+        assert again[column] == pytest.approx(METRICS[metric](prediction, result.y[index]), rel=1e-6)
 
 
 @pytest.mark.parametrize("metric", AGAINST)
@@ -234,7 +246,7 @@ def test_the_interval_of_an_accuracy_is_the_binomials():
     right = np.arange(2000) < 1800
     probs = torch.tensor([[0.6, 0.4]]).expand(2000, 2)
     y = torch.from_numpy(~right).long()
-    low, high = interval(INSIDE["accuracy"](Prediction(probs, None, torch.zeros(2000)), y, counts("test", 2000)))
+    low, high = interval(resampled("accuracy", Prediction(probs, None, torch.zeros(2000)), y, counts("test", 2000))[1])
     half = 1.96 * (0.9 * 0.1 / 2000) ** 0.5
     assert (low, high) == (pytest.approx(0.9 - half, abs=0.15 * half), pytest.approx(0.9 + half, abs=0.15 * half))
 
@@ -269,8 +281,8 @@ def results() -> list[Result]:
     made.append(make_result(Cell("fashion_mnist", "la+oe", outliers="smooth"), seed=7))
     made.append(make_result(Cell("fashion_mnist", "map", convention="published"), seed=8))
     made.append(make_result(Cell("cifar100", "map"), missing=("lsun_classroom",), seed=9))
-    made.append(make_result(Cell("cifar10", "la+nc", further="shift"), seed=3))
-    made.append(make_result(Cell("cifar10", "map", further="shift"), seed=4))
+    made.append(make_result(Cell("cifar10", "la+nc", further=("shift",)), seed=3))
+    made.append(make_result(Cell("cifar10", "map", further=("shift",)), seed=4))
     made.append(make_result(Cell("digits", "map", epochs=2)))
     return made
 
@@ -399,9 +411,9 @@ def test_a_mean_has_the_interval_of_the_mean_in_every_resample(cells: list[Measu
         against("fpr95", inside, -max_prob_score(result.ood[name]), counts(TEST, POINTS), counts(name, POINTS))
         for name in names
     ]
-    found = one.figures["mean_but_smooth", "fpr95"]
+    found = one.values["mean_but_smooth", "fpr95"]
     assert (found.low, found.high) == pytest.approx(interval(np.mean(resampled, axis=0)), abs=1e-6)
-    assert found.value == pytest.approx(np.mean([one.figures[name, "fpr95"].value for name in names]), abs=2e-6)
+    assert found.value == pytest.approx(np.mean([one.values[name, "fpr95"].value for name in names]), abs=2e-6)
 
 
 def test_a_stand_in_fills_the_place_of_the_set_it_stands_in_for():
@@ -417,7 +429,7 @@ def test_the_shift_means_are_over_all_corruptions(cells: list[Measured], results
     place = next(place for place, one in enumerate(results) if one.cell.further)
     further = results[place].further["shift"]
     errors = [ece(further.sets[shifted(corruption, 3)], further.y) for corruption in CORRUPTIONS]
-    found = cells[place].figures[SHIFT_SETS[3], "ece"]
+    found = cells[place].values[SHIFT_SETS[3], "ece"]
     assert found.value == pytest.approx(np.mean(errors), abs=1e-6)
     assert found.low < found.value < found.high
 
@@ -444,15 +456,17 @@ def test_reports_accumulate_and_the_last_of_a_cell_wins(tmp_path: Path):
     write_report(gather([old]), tmp_path / "stored")
     cells = gather([tmp_path / "stored", new])
     assert [(one.cell.method, one.cell.seed) for one in cells] == [("la", 0), ("map", 0), ("map", 1)]
-    assert cells[1].figures == gather([new])[1].figures != gather([old])[0].figures
+    assert cells[1].values == gather([new])[1].values != gather([old])[0].values
     assert cells[2] == replace(gather([old])[1], folder=None)
     assert results_csv(gather([old, new])) == results_csv(cells)
     assert cells_csv(gather([old, new])) == cells_csv(cells)
 
 
-@pytest.mark.parametrize(("first", "then"), [("shift", "validation"), ("validation", "shift"), ("shift", None)])
-def test_further_inputs_of_one_folder_add_up(first: str, then: str | None, tmp_path: Path):
-    cell, stored, both = Cell("cifar10", "la+nc"), tmp_path / "stored", "+".join(filter(None, (first, then)))
+@pytest.mark.parametrize(
+    ("first", "then"), [(("shift",), ("validation",)), (("validation",), ("shift",)), (("shift",), ())]
+)
+def test_further_inputs_of_one_folder_add_up(first: tuple[str, ...], then: tuple[str, ...], tmp_path: Path):
+    cell, stored, both = Cell("cifar10", "la+nc"), tmp_path / "stored", tuple(sorted(first + then))
     of_first, of_then = (
         write_runs([make_result(replace(cell, further=further))], tmp_path / name)
         for name, further in (("first", first), ("then", then))
@@ -461,7 +475,7 @@ def test_further_inputs_of_one_folder_add_up(first: str, then: str | None, tmp_p
     (one,) = gather([stored, of_then])  # whose predictions are those of the second
     (whole,) = gather([write_runs([make_result(replace(cell, further=both))], tmp_path / "both")])
     assert (results_csv([one]), cells_csv([one])) == (results_csv([whole]), cells_csv([whole]))
-    assert one.cell.further == "+".join(sorted(both.split("+")))
+    assert one.cell.further == both
     write_report([one], stored)
     assert gather([stored]) == [replace(one, folder=None)]
     assert ours([one], "corrected").seeds(replace(cell, further=first)) == 1
@@ -469,7 +483,7 @@ def test_further_inputs_of_one_folder_add_up(first: str, then: str | None, tmp_p
 
 
 def test_of_another_folder_nothing_stays(tmp_path: Path):
-    shifting, validated = (make_result(Cell("cifar10", "la+nc", further=kind)) for kind in ("shift", "validation"))
+    shifting, validated = (make_result(Cell("cifar10", "la+nc", further=(kind,))) for kind in ("shift", "validation"))
     old = write_runs([shifting], tmp_path / "old")
     new = write_runs([make_result(Cell("mnist", "map")), validated], tmp_path / "new")  # so that its name is another
     assert gather([old, new]) == gather([new])
@@ -477,18 +491,18 @@ def test_of_another_folder_nothing_stays(tmp_path: Path):
 
 def test_of_another_network_nothing_stays(tmp_path: Path):
     cell = Cell("cifar10", "la+nc")
-    old = write_runs([make_result(replace(cell, further="shift"))], tmp_path / "old")
-    again = make_result(replace(cell, further="validation"))
+    old = write_runs([make_result(replace(cell, further=("shift",)))], tmp_path / "old")
+    again = make_result(replace(cell, further=("validation",)))
     other = replace(again.test, probs=again.test.probs.roll(1, -1))  # trained once more: its folder has the same name
     new = write_runs([replace(again, test=other)], tmp_path / "new")
     (one,) = gather([old, new])
-    assert one.cell.further == "validation"
+    assert one.cell.further == ("validation",)
     assert [one] == gather([new])
 
 
 def of_data(method: str, data: dict[str, str] | None, seed: int = 0) -> Result:
     result = make_result(Cell("cifar10", method, seed))
-    return result if data is None else replace(result, record={**result.record, "data": data})
+    return result if data is None else replace(result, record=replace(result.record, data=data))
 
 
 ALL = {TEST: "a", **{f"ood/{name}": "a" for name in (*OOD_SETS["cifar10"], "far_away")}}

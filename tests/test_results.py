@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from demur.report.measured import CELLS, RESULTS, gather
+from demur.paper.measuring import values_of
 from demur.report.page import write_report
+from demur.study.table import CELLS, RESULTS, gather
 
 ROOT = Path(__file__).parent.parent
 STORED = ROOT / "results"
@@ -14,7 +15,7 @@ STORED = ROOT / "results"
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("results")
-    write_report(gather([STORED]), out)
+    write_report(gather([STORED], values_of), out)
     return out
 
 

@@ -1,15 +1,15 @@
 """A study: cells that share networks, that are made once, and that survive being killed."""
 
-import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,23 +24,44 @@ from demur.likelihoods import none_class
 from demur.metrics import brier
 from demur.networks import mlp
 from demur.paper import grid
-from demur.paper.conventions import Data, none_class_averaged_together, resolve
+from demur.paper.conventions import none_class_averaged_together, resolve
 from demur.paper.further import plane
-from demur.paper.grid import BY_DEFAULT, CONVENTIONS, PAPER_ROWS, STUDIES, Cell, Setting, select
+from demur.paper.grid import BY_DEFAULT, CONVENTIONS, PAPER_ROWS, STUDIES, select
+from demur.paper.studies import study_named
 from demur.posterior import Mixture
 from demur.provenance import code, digest
 from demur.study import cells as making
 from demur.study import engine
-from demur.study.cells import Place, load_data, networks_of, run_cell
+from demur.study.cells import Place, load_data, networks_of
+from demur.study.cells import run_cell as run_fit
 from demur.study.engine import LOG, plan, results_of, run_cells
+from demur.study.fits import Data, folder_name
+from demur.study.grid import Cell, Settings, Study
 from demur.study.processes import Crew, processes
-from demur.study.results import PREDICTIONS, folder_name, pack, read_results, unpack
+from demur.study.results import PREDICTIONS, pack, read_results, unpack
 from demur.study.run import row_of
 from demur.tasks import IMAGES, Store
 from tests.test_cli import demur_command
 
 NOWHERE = Store(Path("nowhere"))
 pytestmark = pytest.mark.filterwarnings("ignore:the best prior precision")  # one epoch promises nothing
+
+
+by_signals = pytest.mark.skipif(os.name == "nt", reason="kills processes by signals")
+PAPER = study_named("all")
+
+
+def of(cells: Iterable[Cell]) -> Study:
+    """A study of these, with what the paper has for them."""
+    return PAPER.of(cells)
+
+
+def folder_of(cell: Cell, place: Place) -> Path:
+    return place.folder(resolve(cell, place.store))
+
+
+def run_cell(cell: Cell, place: Place) -> Path:
+    return run_fit(cell, resolve(cell, place.store), place, PAPER.further)
 
 
 def nothing(number: int, total: int, step: str) -> None:
@@ -53,8 +74,9 @@ def deadly(outputs: int) -> torch.nn.Module:
     raise AssertionError
 
 
-def lethal(settings: Mapping[str, Setting]) -> Setting:
-    return replace(settings[BY_DEFAULT], network=deadly)
+def lethal(settings: Settings) -> Settings:
+    """Its `la+ml` is."""
+    return {**settings, ("la", "ml"): replace(settings[BY_DEFAULT], network=deadly)}
 
 
 def bytes_of_predictions(runs: Path) -> dict[str, bytes]:
@@ -72,7 +94,7 @@ def quick(*methods: str) -> list[Cell]:
 
 def test_the_papers_rows_share_networks():
     """Five members, four likelihoods beside plain, five of VB."""
-    assert len(networks_of(select("digits"), NOWHERE)) == 5 + 4 + 5
+    assert len(networks_of(of(select("digits")), NOWHERE)) == 5 + 4 + 5
     assert [cell.method for cell in select("digits")] == list(PAPER_ROWS)
 
 
@@ -84,7 +106,7 @@ def test_conventions_share_what_they_can():
         )
         assert (ours == theirs) == (method != "vb+nc"), method
     both = [Cell("mnist", "la", convention=c, outliers="smooth") for c in ("corrected", "published")]
-    assert len(networks_of(both, NOWHERE)) == 1
+    assert len(networks_of(of(both), NOWHERE)) == 1
 
 
 def test_clothes_alone_are_not_augmented_in_the_published_convention(data_root: Path, tmp_path: Path):
@@ -112,14 +134,14 @@ def test_the_published_none_class_of_flipout_counts_both_kinds_half():
 
 def test_cells_are_made_once_and_read_back(place: Place):
     cells = quick("map", "la+nc")
-    place.folder(cells[0]).mkdir(parents=True)
-    (place.folder(cells[0]) / LOG).write_text("of an earlier try")
-    assert run_cells(cells, place, nothing) == []
+    folder_of(cells[0], place).mkdir(parents=True)
+    (folder_of(cells[0], place) / LOG).write_text("of an earlier try")
+    assert run_cells(of(cells), place, nothing) == []
     assert not list(place.runs.glob(f"*/{LOG}"))
     stamps = {path: path.stat().st_mtime_ns for path in place.runs.rglob("*.safetensors")}
-    assert run_cells(cells, place, nothing) == []
+    assert run_cells(of(cells), place, nothing) == []
     assert stamps == {path: path.stat().st_mtime_ns for path in place.runs.rglob("*.safetensors")}
-    results = results_of(cells, place)
+    results = results_of(of(cells), place)
     assert [result.cell for result in results] == cells
     assert [row_of(result).method for result in results] == ["map", "la+nc"]
     assert brier(results[1].test, results[1].y) == row_of(results[1]).metrics["brier"]
@@ -128,28 +150,28 @@ def test_cells_are_made_once_and_read_back(place: Place):
 
 def test_a_plan_has_every_folder_once_and_after_those_it_needs():
     cells = [replace(cell, convention=c) for cell in select("digits") for c in ("corrected", "published")]
-    steps = list(plan(cells, Place(Path("nowhere"), NOWHERE)).values())
+    steps = list(plan(of(cells), Place(Path("nowhere"), NOWHERE)).values())
     assert sum(len(step.cells) for step in steps) == len(cells)
     seen: set[str] = set()
     for step in steps:
         assert set(step.needs) <= seen
         assert step.name not in seen
         seen.add(step.name)
-    assert networks_of(cells, NOWHERE) == {step.name for step in steps if not step.needs}
+    assert networks_of(of(cells), NOWHERE) == {step.name for step in steps if not step.needs}
 
 
 def test_what_fails_stops_only_what_needs_it(place: Place):
     """The network of `map` fails once; `la`, which is made from it, is not even tried."""
     cells = [Cell("mnist", "la"), Cell("mnist", "map"), *quick("map")]
     said: list[str] = []
-    failures = run_cells(cells, place, lambda number, total, step: said.append(f"{number} of {total}: {step}"))
+    failures = run_cells(of(cells), place, lambda number, total, step: said.append(f"{number} of {total}: {step}"))
     assert {failure.cell for failure in failures} == set(cells[:2])
     for failure in failures:
         assert "demur data get mnist" in failure.reason
-        log = place.folder(failure.cell) / LOG
+        log = folder_of(failure.cell, place) / LOG
         assert str(log) in failure.reason
         assert "Traceback" in log.read_text()
-    assert len(results_of(cells, place)) == 1
+    assert len(results_of(of(cells), place)) == 1
     assert said == [
         "1 of 3: mnist map, seed 0, corrected: failed",
         "2 of 3: mnist la, seed 0, corrected: failed",
@@ -157,18 +179,19 @@ def test_what_fails_stops_only_what_needs_it(place: Place):
     ]
 
 
+@by_signals
 def test_several_processes_make_the_same_bytes_and_one_that_dies_stops_no_other(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     alone = Place(tmp_path / "alone", NOWHERE)
     cells = quick("map", "la+nc", "vb", "la+ml")
-    assert run_cells(cells, alone, nothing) == []
-    monkeypatch.setattr(grid, "SETTINGS", {"digits": {**grid.DIGITS, "la+ml": lethal(grid.DIGITS)}})
-    (failure,) = run_cells(cells, place, nothing, partial(processes, jobs=2))
+    assert run_cells(of(cells), alone, nothing) == []
+    monkeypatch.setattr(grid, "SETTINGS", {"digits": lethal(grid.DIGITS)})
+    (failure,) = run_cells(of(cells), place, nothing, partial(processes, jobs=2))
     assert failure.cell == cells[3]
     assert "exit code -9" in failure.reason
     monkeypatch.undo()
-    assert run_cells(cells, place, nothing, partial(processes, jobs=2)) == []
+    assert run_cells(of(cells), place, nothing, partial(processes, jobs=2)) == []
     assert bytes_of_predictions(place.runs) == bytes_of_predictions(alone.runs)
 
 
@@ -181,7 +204,7 @@ def test_what_a_step_warns_of_is_said_with_its_name(place: Place, monkeypatch: p
     setting = replace(grid.DIGITS[BY_DEFAULT], network=hesitant)
     monkeypatch.setattr(grid, "SETTINGS", {"digits": {BY_DEFAULT: setting}})
     with pytest.warns(UserWarning, match=r"careful \(digits map, seed 0, corrected\)"):
-        assert run_cells(quick("map"), place, nothing) == []
+        assert run_cells(of(quick("map")), place, nothing) == []
 
 
 def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch):
@@ -199,12 +222,13 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch):
 FOREVER = """
 import sys
 from pathlib import Path
+from demur.paper.studies import study_named
 from demur.study.engine import Place, plan
-from demur.paper.grid import Cell
+from demur.study.grid import Cell
 from demur.study.processes import processes
 from demur.tasks import Store
 place = Place(Path(sys.argv[1]), Store(Path("nowhere")))
-(step,) = plan([Cell("digits", "map", epochs=10**6)], place).values()
+(step,) = plan(study_named("all").of([Cell("digits", "map", epochs=10**6)]), place).values()
 with processes(place, jobs=1) as crew:
     crew.start(step)
     print(*[worker.process.pid for worker, _ in crew.busy.values()], flush=True)
@@ -212,6 +236,7 @@ with processes(place, jobs=1) as crew:
 """
 
 
+@by_signals
 def test_processes_end_with_a_study_that_is_killed(tmp_path: Path):
     study = subprocess.Popen([sys.executable, "-c", FOREVER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert study.stdout is not None
@@ -233,12 +258,12 @@ def test_packed_and_unpacked_predictions_are_the_same(place: Place, tmp_path: Pa
 
     monkeypatch.setattr(results, "SHARD", 2**18 + 2_000)  # so that a cell goes into several files
     cells = quick("map", "vb+nc")
-    run_cells(cells, place, nothing)
+    run_cells(of(cells), place, nothing)
     files = pack(place.runs, tmp_path / "packs")
     assert len(files) > 1
     assert len(unpack(files, tmp_path / "elsewhere")) == 2
     for cell in cells:
-        name = place.folder(cell).name
+        name = folder_of(cell, place).name
         first, second = (folder / name / PREDICTIONS for folder in (place.runs, tmp_path / "elsewhere"))
         ours, theirs = (read_results(path.parent.parent) for path in (first, second))
         assert all(torch.equal(a.test.probs, b.test.probs) for a, b in zip(ours, theirs, strict=True))
@@ -253,7 +278,8 @@ from pathlib import Path
 from demur import checkpoint
 from demur.study.cells import Place
 from demur.study.engine import run_cells
-from demur.paper.grid import Cell
+from demur.paper.studies import study_named
+from demur.study.grid import Cell
 from demur.tasks import Store
 from demur.training import observed
 runs, dies_after, told = Path(sys.argv[1]), int(sys.argv[2]), []
@@ -266,12 +292,13 @@ def tell(report):
         os.kill(os.getpid(), signal.SIGKILL)
 
 checkpoint.SECONDS_BETWEEN = 0.0
-cells = [Cell("digits", method, epochs=40) for method in ("map", "la+nc", "csghmc+nc")]
+cells = study_named("all").of(Cell("digits", method, epochs=40) for method in ("map", "la+nc", "csghmc+nc"))
 with observed(tell):
     sys.exit(len(run_cells(cells, Place(runs, Store(Path("nowhere"))), lambda *_: None)))
 """
 
 
+@by_signals
 def test_killed_three_times_it_goes_on_where_it_was_and_ends_with_the_same_bytes(tmp_path: Path):
     """Once in each network of 40 epochs: in the 10th of `map`, the 9th of `map+nc` and the 20th of `csghmc+nc`."""
 
@@ -291,6 +318,7 @@ def test_killed_three_times_it_goes_on_where_it_was_and_ends_with_the_same_bytes
 
 def is_locked(folder: Path) -> bool:
     """Whether another could not enter now."""
+    fcntl = pytest.importorskip("fcntl")
     with open(folder / LOCK, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -300,8 +328,8 @@ def is_locked(folder: Path) -> bool:
 
 
 def test_whoever_fits_predicts_or_writes_has_the_folder_for_itself(place: Place, monkeypatch: pytest.MonkeyPatch):
-    cell, asked = Cell("blobs", "map", epochs=1, limit=200, further="plane"), []
-    folder = place.folder(cell)
+    cell, asked = Cell("blobs", "map", epochs=1, limit=200, further=("plane",)), []
+    folder = folder_of(cell, place)
 
     def watched(name: str) -> None:
         real = getattr(making, name)
@@ -345,7 +373,7 @@ def test_two_who_want_the_same_cell_fit_it_once(place: Place, monkeypatch: pytes
     run_cell(cell, place)
     second.join()
     assert fits == [threading.current_thread()]
-    assert len(results_of([cell], place)) == 1
+    assert len(results_of(of([cell]), place)) == 1
 
 
 def test_seconds_before_a_stop_are_in_the_record(place: Place, monkeypatch: pytest.MonkeyPatch):
@@ -356,7 +384,7 @@ def test_seconds_before_a_stop_are_in_the_record(place: Place, monkeypatch: pyte
 
 def test_a_cell_is_answered_whatever_further_inputs_others_asked_for(place: Place):
     cell = Cell("blobs", "la+nc", epochs=1)
-    folder = run_cell(replace(cell, further="plane"), place)
+    folder = run_cell(replace(cell, further=("plane",)), place)
     assert engine.is_answered(cell, folder)
     run_cell(cell, place)
     assert len(json.loads((folder / "cell.json").read_text())["cells"]) == 1
@@ -387,7 +415,7 @@ def test_the_record_holds_the_hashes_of_its_data(place: Place, monkeypatch: pyte
     sets |= {f"ood/{name}": x for name, x in task.testing.ood.items()}
     assert exposed["data"] == {name: digest(value) for name, value in sets.items()}
     assert plain["data"] == {name: value for name, value in exposed["data"].items() if name != "outliers"}
-    toy = json.loads((run_cell(Cell("blobs", "map", epochs=1, further="plane"), place) / "cell.json").read_text())
+    toy = json.loads((run_cell(Cell("blobs", "map", epochs=1, further=("plane",)), place) / "cell.json").read_text())
     assert toy["data"]["plane"] == digest(plane(Data("blobs"), NOWHERE))
     # what an older network was fitted with is not known
     folder = run_cell(quick("vb")[0], place)
@@ -446,6 +474,21 @@ def test_the_command_says_what_it_does_and_its_exit_code_what_failed(tmp_path: P
     assert last.startswith("not here yet, to train with: mnist, imagenet32, tiny_imagenet32; demur data get mnist im")
 
 
+def test_predictions_that_are_damaged_are_named_and_the_command_fails(tmp_path: Path):
+    asked = ("study", "digits", "--method", "map", "--method", "vb", "--epochs", "1", "--limit", "200", "--jobs", "1")
+    assert demur_command(*asked, cwd=tmp_path).returncode == 0
+    damaged = next(tmp_path.glob(f"runs/digits-map-*/{PREDICTIONS}"))
+    os.truncate(damaged, 1000)
+    again = demur_command(*asked, cwd=tmp_path)
+    assert again.returncode == 1
+    (said,) = again.stderr.splitlines()
+    assert said.startswith(f"demur: {damaged.relative_to(tmp_path)} is damaged (")
+    assert said.endswith(f"delete {damaged.parent.relative_to(tmp_path)}, and the study makes it anew")
+    assert "vb" in again.stdout
+    shutil.rmtree(damaged.parent)
+    assert demur_command(*asked, cwd=tmp_path).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -466,10 +509,10 @@ def test_engines_that_cannot_be_are_refused(arguments: list[str], says: str, tmp
     ("arguments", "says"),
     [
         ({"study": "tabel1"}, "unknown study 'tabel1'; did you mean 'table1'"),
-        ({"study": "digits", "tasks": ["mnits"]}, "unknown task 'mnits'"),
-        ({"study": "digits", "tasks": ["sst"]}, "no cell of these"),
-        ({"study": "digits", "methods": ["la+x"]}, "unknown method"),
-        ({"study": "digits", "convention": "mine"}, "unknown convention"),
+        ({"study": "digits", "tasks": ["mnits"]}, "unknown task of study 'digits' 'mnits'"),
+        ({"study": "digits", "tasks": ["sst"]}, "unknown task of study 'digits' 'sst'; known: digits"),
+        ({"study": "digits", "methods": ["la+x"]}, "unknown method of study"),
+        ({"study": "digits", "convention": "mine"}, "unknown convention of study"),
     ],
 )
 def test_nonsense_is_refused(arguments: dict, says: str):

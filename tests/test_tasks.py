@@ -41,7 +41,7 @@ def test_digits_come_with_outliers_of_another_photograph():
 
 def test_tasks_are_the_same_every_time():
     first, second = load("digits"), load("digits")
-    assert torch.equal(first.training.outliers.x, second.outliers.x)
+    assert torch.equal(first.training.outliers.x, second.training.outliers.x)
     for name, x in first.testing.ood.items():
         assert torch.equal(x, second.testing.ood[name])
 
@@ -56,7 +56,7 @@ def test_blobs_are_four_classes_among_uniform_outliers():
 
 
 def test_limit_keeps_so_many_inputs():
-    assert len(load("digits", limit=100).train) == 100
+    assert len(load("digits", limit=100).training.train) == 100
 
 
 @pytest.mark.parametrize(

@@ -111,8 +111,8 @@ def test_a_missing_test_set_is_named_and_missing_outliers_are_an_error(store: St
 
 
 def test_mixed_outliers_come_in_equal_parts(store: Store) -> None:
-    parts = [sst(store, outliers=name).outliers for name in ("wikitext2", "brown")]
-    mixed = sst(store, outliers="wikitext2+brown").outliers
+    parts = [sst(store, outliers=name).training.outliers for name in ("wikitext2", "brown")]
+    mixed = sst(store, outliers="wikitext2+brown").training.outliers
     assert mixed.shape == (2 * min(part.shape[0] for part in parts), WIDTH)
 
 
@@ -126,13 +126,13 @@ def test_shuffled_words_are_the_training_words(store: Store) -> None:
 
 
 def test_validation_is_the_sets_own_or_held_out_of_training(store: Store) -> None:
-    assert len(sst(store).validation) == 2
+    assert len(sst(store).training.validation) == 2
     task = trec(store)
     assert len(task.training.validation) == 4
     assert sorted([*task.training.train.y.tolist(), *task.training.validation.y.tolist()]) == list(range(40))
     limited = trec(store, limit=7)
-    assert torch.equal(limited.train.y, task.training.train.y[:7])
-    assert torch.equal(limited.validation.y, task.training.validation.y)
+    assert torch.equal(limited.training.train.y, task.training.train.y[:7])
+    assert torch.equal(limited.training.validation.y, task.training.validation.y)
 
 
 def test_tokenizers_may_differ_inside_and_outside(store: Store) -> None:

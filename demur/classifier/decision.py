@@ -29,6 +29,7 @@ from demur.metrics import SCORES, Array, Prediction
 from demur.names import choose
 
 UNSURE, UNKNOWN = "unsure", "unknown"
+INVALID = "invalid"  # what a command answers on an input that cannot be read
 REST = 5  # one in so many inliers that are abstained on may be called unknown, where calibration has to say so
 
 

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ from demur.cli.progress import progress
 from demur.cli.shared import Data, DeviceName, Seed, device_named, make_console, networks_in, open_store
 
 if TYPE_CHECKING:
+    from demur.study.grid import Setting
     from demur.tasks import Task
 
 app = typer.Typer()
@@ -25,6 +27,13 @@ TaskName = Annotated[str, typer.Argument(metavar="TASK", help="digits, blobs, fa
 FIGURES = (".png", ".svg", ".pdf")
 RUN = rb'\{\s*"demur": "[^"]*",\s*"task": '  # the beginning of what --json writes
 BENCH = rb'\{\s*"demur": "[^"]*",\s*"rows": '
+OwnScores = Annotated[
+    list[str] | None, typer.Option(help="Beside demur's: mypackage.mymodule:name, high for outliers; may be repeated.")
+]
+OwnMetrics = Annotated[
+    list[str] | None,
+    typer.Option(help="Beside demur's: mypackage.mymodule:name, of predictions and labels; may be repeated."),
+]
 OutliersName = Annotated[str | None, typer.Option("--outliers", help="To train with; a+b mixes in equal parts.")]
 
 
@@ -32,6 +41,9 @@ OutliersName = Annotated[str | None, typer.Option("--outliers", help="To train w
 def run(
     task: TaskName,
     method: Annotated[str, typer.Argument(help="inference+likelihood: map, map+oe, de, la+nc, vb+sl, ...")],
+    network: Annotated[
+        str | None, typer.Option(help="mypackage.mymodule:name, from a head size to a network; else the task's own.")
+    ] = None,
     seed: Seed = 0,
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
     limit: Annotated[
@@ -39,6 +51,8 @@ def run(
     ] = None,
     outliers: OutliersName = None,
     exclude_overlap: Annotated[bool, typer.Option(help="Leave out outliers of the task's own classes.")] = False,
+    score: OwnScores = None,
+    metric: OwnMetrics = None,
     data: Data = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
     save: Annotated[Path | None, typer.Option(help="Write the posterior there (safetensors).")] = None,
@@ -52,20 +66,51 @@ def run(
     check_file(save, overwrite, reads=[load] if load else [])
 
     from demur.methods import parse_method
+    from demur.metrics import measures_with
     from demur.report.tables import sheet
-    from demur.study import run as study
+    from demur.study.run import run as run_method
 
-    networks = 0 if load else networks_in(parse_method(method).inference)
+    measures = measures_with(metric or (), score or ())
+    chosen, given = parse_method(method), _setting(task, method, network)
+    networks = 0 if load else networks_in(chosen.inference)
     console = make_console()
     began, started = time.time(), time.perf_counter()
     with progress(console, f"{task} {method}", networks):
         loaded = load_named(task, data, outliers, limit, exclude_overlap).to(device_named(device))
-        row = study.run(loaded, method, seed=seed, epochs=epochs, save_to=save, load_from=load)
+        row = run_method(
+            loaded,
+            chosen,
+            given,
+            seed=seed,
+            epochs=epochs,
+            save_to=save,
+            load_from=load,
+            measures=measures,
+        )
     duration = time.perf_counter() - started
-    console.print(sheet(row, f"{task} {method}, seed {seed}, {row.epochs} epochs, {duration:.0f} s: per cent"))
+    title = f"{task} {method}, seed {seed}, {row.epochs} epochs, {duration:.0f} s: per cent"
+    console.print(sheet(row, title, score or ()))
     if json_file is not None:
         record = {"demur": demur.__version__} | row.as_json() | {"time": began, "duration": duration}
         write_whole(json_file, json.dumps(record, indent=2, allow_nan=False) + "\n")
+
+
+def _setting(task: str, method: str, network: str | None) -> "Setting":
+    """The paper's, where it knows the task; else a network of one's own."""
+    from dataclasses import replace
+
+    from demur.names import choose_or_import, import_named
+    from demur.paper.grid import SETTINGS, setting
+    from demur.study.grid import Setting
+    from demur.tasks import TASKS
+
+    choose_or_import(TASKS, task, "task")
+    if network is None and task not in SETTINGS:
+        raise ValueError(f"task {task!r} has no network of its own; name one: --network mypackage.mymodule:name")
+    if network is None:
+        return setting(task, method)
+    own = import_named(network, "network")
+    return replace(setting(task, method), network=own) if task in SETTINGS else Setting(own)
 
 
 @app.command()
@@ -91,7 +136,8 @@ def demo(
 
     import torch
 
-    from demur.paper.grid import PAPER_ROWS
+    from demur.methods import parse_method
+    from demur.paper.grid import PAPER_ROWS, setting
     from demur.report.figures import draw_toy
     from demur.report.tables import BY_MAX_PROB, lines_of, table
     from demur.study.run import run as run_method
@@ -104,7 +150,7 @@ def demo(
     with progress(console, "digits") as describe:
         for number, method in enumerate(PAPER_ROWS, start=1):
             describe(f"digits {method} ({number} of {len(PAPER_ROWS)})")
-            rows.append(run_method(digits, method))
+            rows.append(run_method(digits, parse_method(method), setting("digits", method)))
             write_whole(out / "digits.json", json.dumps([row.as_json() for row in rows], indent=2) + "\n")
         describe("toy figure")
         draw_toy(out / "toy.png")
@@ -133,7 +179,8 @@ class _WithStudies(TyperCommand):
         from demur.paper.grid import STUDIES
 
         name = next(param for param in self.params if param.name == "name")
-        name.help = f"{', '.join(STUDIES)}."  # type: ignore[attr-defined]
+        own = "or one's own: a Python file, or mypackage.mymodule:name"
+        name.help = f"{', '.join(STUDIES)}; {own}."  # type: ignore[attr-defined]
         super().format_help(ctx, formatter)
 
 
@@ -146,7 +193,9 @@ def study(
     outliers: Annotated[
         list[str] | None, typer.Option(help="Only cells trained with these, or with the usual; may be repeated.")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many training seeds, from 0.")] = 1,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="How many training seeds, from 0; else as many as the study has.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Train on so many inputs; test on a sixth as many.")] = None,
     runs: Annotated[Path, typer.Option(help="Folder of results; what is there is not made again.")] = Path("runs"),
@@ -163,17 +212,17 @@ def study(
     data: Data = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...; auto takes a GPU where there is one.")] = "auto",
 ) -> None:
-    """Run a whole table of the paper; stopped, it goes on where it was."""
+    """Run a whole table of the paper, or a grid of one's own; stopped, it goes on where it was."""
     from demur.data.catalogue import CATALOGUE
-    from demur.outliers.synthetic import parts_of
-    from demur.paper.conventions import resolve
-    from demur.paper.grid import select
+    from demur.paper.studies import study_named
     from demur.report import tables
     from demur.study.cluster import cluster
     from demur.study.engine import Place, is_answered, networks_of, one_by_one, results_of, run_cells, seconds_left
+    from demur.study.grid import select
+    from demur.study.opening import is_own, open_study
     from demur.study.processes import most_jobs, processes
+    from demur.study.records import DamagedCell
     from demur.study.run import row_of
-    from demur.tasks import IMAGES, TEXTS
 
     if engine not in ("local", "ray"):
         raise ValueError(f"unknown engine {engine!r}; known: local, ray")
@@ -183,7 +232,9 @@ def study(
         raise ValueError(f"jobs {jobs} is for the engine local; a Ray cluster takes what it has room for")
     check_file(markdown, overwrite, mark=rb"## \w+, \w+: per cent; .* threads?\n")
     check_folder(runs, overwrite)
+    whole = open_study(name) if is_own(name) else study_named(name)
     cells = select(
+        whole.cells,
         name,
         tasks=task,
         methods=method,
@@ -193,27 +244,28 @@ def study(
         epochs=epochs,
         limit=limit,
     )
+    asked = whole.of(cells)
     place = Place(runs, open_store(data), device if engine == "ray" else device_named(device), keep_posteriors, threads)
     jobs = jobs or most_jobs(place)
     workers = one_by_one if jobs == 1 else partial(processes, jobs=jobs)
     if engine == "ray":
         workers = partial(cluster, address=address)
-    done = {cell for cell in cells if is_answered(cell, place.folder(cell))}
-    networks = len(networks_of(cells, place.store))
-    print(f"{len(cells)} cells, {len(done)} done, {networks} networks in all; {seconds_left(cells, place, jobs)}")
+    fits = {cell: asked.resolve(cell, place.store) for cell in cells}
+    done = {cell for cell in cells if is_answered(cell, place.folder(fits[cell]))}
+    networks = len(networks_of(asked, place.store))
+    print(f"{len(cells)} cells, {len(done)} done, {networks} networks in all; {seconds_left(asked, place, jobs)}")
+    made_of = [fits[cell].data.made_of for cell in cells if cell not in done]
+    lacking = {each for names in made_of for each in names if each in CATALOGUE and not place.store.has(each, "train")}
     if dry_run:
         for cell in cells:
             state = "done" if cell in done else "to do"
             shown = f" with {cell.outliers}" if cell.outliers else ""
             print(f"  {cell.task} {cell.method}{shown} {cell.convention} seed {cell.seed}: {state}")
-        of_cells = [resolve(cell, place.store).data for cell in cells if cell not in done]
-        needed = dict.fromkeys(each for data in of_cells for each in (data.name, *parts_of(data.outliers)))
-        if lacking := [each for each in needed if each in CATALOGUE and not place.store.has(each, "train")]:
-            print(f"not here yet, to train with: {', '.join(lacking)}; demur data get {' '.join(lacking)}")
+        if ordered := [each for each in dict.fromkeys(chain.from_iterable(made_of)) if each in lacking]:
+            print(f"not here yet, to train with: {', '.join(ordered)}; demur data get {' '.join(ordered)}")
         return
-    tasks = list(dict.fromkeys(cell.task for cell in cells if cell not in done))
-    if tasks and all(each in (*IMAGES, *TEXTS) and not place.store.has(each, "train") for each in tasks):
-        place.store.shards(tasks[0], "train")  # says how to get it, before anything is begun
+    if made_of and all(names[:1] and names[0] in lacking for names in made_of):
+        place.store.shards(made_of[0][0], "train")  # says how to get it, before anything is begun
     console = make_console()
     with progress(console, name) as describe:
 
@@ -222,8 +274,9 @@ def study(
             if not console.is_terminal:
                 print(f"step {number} of {total}: {step}", file=sys.stderr, flush=True)
 
-        failures = run_cells(cells, place, after, workers)
-    results = results_of(cells, place)
+        failures = run_cells(asked, place, after, workers)
+    damaged = list[DamagedCell]()
+    results = results_of(asked, place, damaged.append)
     rows = [row_of(result) for result in results]
     for group in tables.grouped(rows):
         console.print(tables.table(group, f"{group[0].task}, {group[0].convention}: per cent"))
@@ -233,7 +286,10 @@ def study(
         print(f"the cells are in {runs}; tables beside the paper's, figures and a page: demur report {runs}")
     for failure in failures:
         print(f"demur: {failure.cell.task} {failure.cell.method} failed: {failure.reason}", file=sys.stderr)
-    if failures:
+    failed = {place.folder(fits[failure.cell]) for failure in failures}
+    for said in dict.fromkeys(str(error) for error in damaged if error.path.parent not in failed):
+        print(f"demur: {said}", file=sys.stderr)
+    if failures or damaged:
         raise typer.Exit(1)
 
 
@@ -245,6 +301,8 @@ def report(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for tables, figures and index.html.")] = Path("report"),
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; by default one a core.")] = None,
+    score: OwnScores = None,
+    metric: OwnMetrics = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Set every measured figure beside the published one: tables, figures, RESULTS.md, and one page that shows all.
@@ -254,15 +312,18 @@ def report(
     writes = ("results.csv", "cells.csv", "RESULTS.md", "claims.md", "index.html", "tables", "figures")
     check_folder(out, overwrite, writes=writes, marks={"results.csv": b"task,outliers,method,seed,convention,"})
 
-    from demur.report.measured import gather
+    from demur.paper.measuring import values_of
     from demur.report.page import write_report
+    from demur.study.table import Own, gather
 
     console = make_console()
     with progress(console, "report") as describe:
         cells = gather(
             sources or [Path("runs")],
+            values_of,
             jobs or os.cpu_count() or 1,
             lambda number, total: describe(f"measured {number} of {total} cells"),
+            own=Own(tuple(metric or ()), tuple(score or ())),
         )
         describe(f"tables and figures of {len(cells)} cells")
         out.mkdir(parents=True, exist_ok=True)
@@ -389,6 +450,13 @@ def load_named(
     limit: int | None = None,
     exclude_overlap: bool = False,
 ) -> "Task":
-    from demur.tasks import load
+    from demur.names import choose_or_import
+    from demur.study.fits import OwnData
+    from demur.tasks import TASKS, load
 
+    make = choose_or_import(TASKS, task, "task")
+    if task not in TASKS:
+        if outliers is not None or exclude_overlap:
+            raise ValueError(f"task {task!r} brings its own outliers; leave --outliers and --exclude-overlap out")
+        return OwnData(task, make, limit).load(open_store(data))
     return load(task, store=open_store(data), outliers=outliers, limit=limit, exclude_overlap=exclude_overlap)

@@ -1,6 +1,7 @@
 """Inference methods: each a file, each a frozen dataclass with fit()."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from demur.inference.base import Inference as Inference
@@ -11,13 +12,26 @@ from demur.inference.map import MAP as MAP
 from demur.inference.sgmcmc import CyclicalSGHMC as CyclicalSGHMC
 from demur.inference.variational import VariationalBayes as VariationalBayes
 
-INFERENCES: Mapping[str, Callable[[], Inference]] = MappingProxyType(
+
+@dataclass(frozen=True)
+class NamedInference:
+    """An inference method under its short name in methods, and how it is printed and drawn."""
+
+    title: str
+    of: Callable[[], Inference]  # with default hyperparameters
+    dashes: tuple[float, ...] = (2, 2)  # of its line, and gaps
+
+    def __call__(self) -> Inference:
+        return self.of()
+
+
+INFERENCES: Mapping[str, NamedInference] = MappingProxyType(
     {
-        "map": MAP,
-        "de": Ensemble,
-        "la": Laplace,
-        "vb": VariationalBayes,
-        "flipout": Flipout,
-        "csghmc": CyclicalSGHMC,
+        "map": NamedInference("maximum a posteriori", MAP, (1, 0)),
+        "de": NamedInference("deep ensemble", Ensemble, (1, 1)),
+        "la": NamedInference("Laplace", Laplace, (4, 1.5)),
+        "vb": NamedInference("variational Bayes", VariationalBayes, (4, 1.5, 1, 1.5)),
+        "flipout": NamedInference("Flipout", Flipout, (1, 3)),
+        "csghmc": NamedInference("cyclical SG-HMC", CyclicalSGHMC, (7, 3)),
     }
 )

@@ -58,36 +58,6 @@ def blur_matrix(size: int, sigma: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Smooth:
-    """Smooth noise to train with, made anew each epoch from the task's own training pictures."""
-
-    pictures: Tensor
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.pictures.shape
-
-    def epoch(self, generator: torch.Generator) -> Tensor:
-        return smooth(self.pictures, generator)
-
-    def to(self, device: torch.device | str) -> "Smooth":
-        return Smooth(self.pictures.to(device))
-
-
-@dataclass(frozen=True)
-class Uniform:
-    """Uniform noise to train with, made anew each epoch."""
-
-    shape: torch.Size
-
-    def epoch(self, generator: torch.Generator) -> Tensor:
-        return uniform(self.shape[0], tuple(self.shape[1:]), generator)
-
-    def to(self, device: torch.device | str) -> "Uniform":
-        return self
-
-
-@dataclass(frozen=True)
 class Mixed:
     """Equal parts of several sources; an epoch has as many as the smallest allows."""
 

@@ -12,10 +12,9 @@ from functools import partial
 import numpy as np
 
 from demur.paper.grid import BAYESIAN, STUDIES, Cell
-from demur.paper.published import SHIFT_SETS, TEST, mean_but
+from demur.paper.published import SHIFT_SETS, mean_but
 from demur.paper.views import NOISE, Known, View
-from demur.report.document import TIMES
-from demur.report.render import per_cent
+from demur.study.measuring import TEST, per_cent
 from demur.study.run import FAR_AWAY
 
 WAYS = ("nc", "sl", "ml", "oe")  # to show outliers
@@ -24,6 +23,10 @@ LA_WITH_OUTLIERS = tuple(f"la+{way}" for way in WAYS)
 EASY, HARD = ("mnist", "fashion_mnist"), ("cifar10", "cifar100")
 
 ALIKE = 0.03  # accuracies and confidences that are called similar differ by no more
+TIMES = (
+    "Times are as they were when the cells were made, with other processes on the same card or cores; they compare "
+    "only roughly."
+)
 TWICE = 2.2  # twice the inputs, and a tenth for the clock
 
 

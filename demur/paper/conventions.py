@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
 
 from torch import Tensor
 
@@ -13,49 +12,18 @@ from demur.likelihoods import LabelModel, Likelihood, none_class, outlier_exposu
 from demur.methods import parse_method
 from demur.names import choose
 from demur.networks import Network
-from demur.paper.grid import CONVENTIONS, Cell, setting
+from demur.paper.grid import CONVENTIONS, setting
 from demur.posterior import Gaussian, Posterior
-from demur.tasks import IMAGES, TEXTS, Store, default_outliers
+from demur.study.fits import Data, Fit
+from demur.study.grid import Cell, data_of_task, fit_of
+from demur.tasks import IMAGES, TEXTS, Store
 from demur.training_data import Recipe, TrainingData
-
-
-@dataclass(frozen=True)
-class Data:
-    """A task by name, and the options it is loaded with."""
-
-    name: str
-    outliers: str | None = None
-    limit: int | None = None
-    validation: Literal["train", "test"] = "train"
-    inside: str = "levelled"
-    outside: str = "levelled"
-    augment: bool = True
-
-
-@dataclass(frozen=True)
-class Fit:
-    """All that determines a posterior, and the name of its method."""
-
-    method: str
-    data: Data
-    network: Network
-    likelihood: Callable[[int], Likelihood]  # of the number of classes
-    inference: Inference
-    recipe: Recipe
 
 
 def resolve(cell: Cell, store: Store) -> Fit:
     """The cell's convention applied to the method's and the task's own values, with the outliers that the store has."""
     method = parse_method(cell.method)
-    given = setting(cell.task, cell.method)
-    recipe = replace(given.recipe, seed=cell.seed, epochs=cell.epochs or given.recipe.epochs)
-    outliers = cell.outliers
-    if method.likelihood(2).outside is None:
-        outliers = None  # where none are looked at, the network is the same whatever they are
-    elif outliers is None:
-        outliers = default_outliers(cell.task, store)
-    data = Data(cell.task, outliers, cell.limit)
-    fit = Fit(cell.method, data, given.network, method.likelihood, given.inference or method.inference, recipe)
+    fit = fit_of(cell, method, setting(cell.task, cell.method), data_of_task(cell, method, store))
     return choose(CHANGES, cell.convention, "convention")(fit)
 
 
@@ -64,9 +32,10 @@ def corrected(fit: Fit) -> Fit:
 
 
 def published(fit: Fit) -> Fit:
-    inference, _, likelihood = fit.method.partition("+")
-    text = fit.data.name in TEXTS
+    inference, likelihood = fit.method.inference_name, fit.method.likelihood_name
     data = fit.data
+    assert isinstance(data, Data)
+    text = data.name in TEXTS
     if text:
         data = replace(data, inside="cased", outside="lowered")
     elif data.name in IMAGES and inference == "la":  # the only method that looks at validation data
@@ -77,7 +46,7 @@ def published(fit: Fit) -> Fit:
         fit,
         data=data,
         likelihood=_published_likelihood(inference, likelihood, fit.likelihood),
-        inference=_published_inference(likelihood, fit.inference, text, fit.recipe.batch_size),
+        inference=_published_inference(fit.method.uses_outliers, fit.inference, text, fit.recipe.batch_size),
     )
     return _soft_labels_of_many_classes(fit) if (data.name, likelihood) == ("cifar100", "sl") else fit
 
@@ -149,14 +118,14 @@ def _published_likelihood(
     return usual
 
 
-def _published_inference(likelihood: str, usual: Inference, text: bool, batch_size: int) -> Inference:
+def _published_inference(outliers: bool, usual: Inference, text: bool, batch_size: int) -> Inference:
     if isinstance(usual, Laplace):
         low, high = (-1.0, 3.0) if text else (3.0, 6.0)
         grid = tuple(10 ** (low + (high - low) * k / 99) for k in range(100))
         laplace = replace(usual, estimator="batch_mean", grid=grid, criterion="brier", slack=0.0, tuning_draws=5)
         return TunedOnTrainingData(laplace) if text else laplace
     if isinstance(usual, VariationalBayes):
-        return replace(usual, kl_count=batch_size, prior_decay=1e-3 if likelihood else 5e-4)
+        return replace(usual, kl_count=batch_size, prior_decay=1e-3 if outliers else 5e-4)
     if isinstance(usual, Flipout):
         return replace(usual, mean_kl=True)
     if isinstance(usual, CyclicalSGHMC):

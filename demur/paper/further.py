@@ -1,7 +1,7 @@
 """Inputs that a cell may be asked to predict beside its task's own: pictures under shift, the plane of the toy, and
 what a method may be chosen by without a look at what it is tested with."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from demur.paper.conventions import Data
+from demur.study.fits import DataSource, Further, Inputs
 from demur.tasks import Split, Store
 from demur.tasks import load as load_task
 from demur.tasks.images import fitted
@@ -20,10 +20,8 @@ PICTURES = 2_000  # of the test set: 95 times 10,000 predictions would be 45 MB 
 HALF_WIDTHS = MappingProxyType({"near the data": 7.0, "zoomed out": 70.0})
 PIXELS = 150
 
-Inputs = tuple[Tensor, Mapping[str, Tensor]]  # labels, none where there are no classes, and sets by name
 
-
-def shift(data: Data, store: Store) -> Inputs:
+def shift(data: DataSource, store: Store) -> Inputs:
     """The same test pictures under every corruption, as `shift/fog/3`."""
     return _corrupted(data.name, data.limit, store)
 
@@ -41,7 +39,7 @@ def shifted(corruption: str, severity: int) -> str:
     return f"shift/{corruption}/{severity}"
 
 
-def plane(data: Data, store: Store) -> Inputs:
+def plane(data: DataSource, store: Store) -> Inputs:
     """A grid of points around the classes, near and from afar."""
     return torch.empty(0, dtype=torch.long), {where: grid(half) for where, half in HALF_WIDTHS.items()}
 
@@ -57,7 +55,7 @@ LETTERS = "ABDEFGHJKLMNPQRTUVWXYabdefghkmnpqrtuwy"  # without those most like di
 LETTER_COUNT = 2_000
 
 
-def validation(data: Data, store: Store) -> Inputs:
+def validation(data: DataSource, store: Store) -> Inputs:
     """Held-out inliers, and letters that are nobody's test data: for tasks of pictures."""
     held_out = load_task(data.name, store=store, outliers="uniform", limit=data.limit).training.held_out
     shape = held_out.x.shape[1:]
@@ -77,6 +75,4 @@ def printed_letters(count: int, size: int) -> Tensor:
     return torch.from_numpy(np.stack(pictures)).unsqueeze(1)
 
 
-FURTHER: Mapping[str, Callable[[Data, Store], Inputs]] = MappingProxyType(
-    {"shift": shift, "plane": plane, "validation": validation}
-)
+FURTHER: Mapping[str, Further] = MappingProxyType({"shift": shift, "plane": plane, "validation": validation})

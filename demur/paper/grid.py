@@ -1,29 +1,23 @@
 """The paper as data: which network, recipe and inference go with which task, and every cell of every table."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain, product
 from types import MappingProxyType
+from typing import Any
 
-from demur.inference import Inference, Laplace
-from demur.methods import METHODS, parse_method
+from demur.inference import Laplace
+from demur.likelihoods import LIKELIHOODS
+from demur.methods import METHODS, method_name, parse_method
 from demur.names import choose
-from demur.networks import Network, gru, lenet, mlp, wide_resnet
+from demur.networks import gru, lenet, mlp, wide_resnet
+from demur.study.grid import AS_IT_IS, USUAL, Cell, Setting, Settings, setting_of
+from demur.study.grid import select as select_cells
 from demur.tasks import IMAGES, TEXTS
 from demur.training_data import Recipe
 
-
-@dataclass(frozen=True)
-class Setting:
-    """What a method is fitted with; `inference` replaces the method's own where a task needs another."""
-
-    network: Network
-    recipe: Recipe
-    inference: Inference | None = None
-
-
-BY_DEFAULT = "*"
+BY_DEFAULT: tuple[str, ...] = ()
 DIGITS = {BY_DEFAULT: Setting(partial(mlp, inputs=64, hidden=(256, 256)), Recipe(epochs=150))}
 
 _plane = Setting(partial(mlp, inputs=2, hidden=(100, 100)), Recipe(epochs=150))
@@ -31,8 +25,8 @@ _plane = Setting(partial(mlp, inputs=2, hidden=(100, 100)), Recipe(epochs=150))
 # logits as the Categorical's does, so SL needs a smaller one
 BLOBS = {
     BY_DEFAULT: _plane,
-    "la": replace(_plane, inference=Laplace(prior_precision=300.0)),
-    "la+sl": replace(_plane, inference=Laplace(prior_precision=10.0)),
+    ("la",): replace(_plane, inference=Laplace(prior_precision=300.0)),
+    ("la", "sl"): replace(_plane, inference=Laplace(prior_precision=10.0)),
 }
 LENET = {BY_DEFAULT: Setting(partial(lenet, channels=1, size=28), Recipe(epochs=100, optimizer="adam", lr=1e-3))}
 
@@ -41,18 +35,17 @@ _sgd = Recipe(epochs=100, optimizer="sgd", lr=0.1)
 _without_dropout = Setting(partial(wide_resnet, depth=16, width=4, dropout=0.0), _sgd)
 WIDE_RESNET = {
     BY_DEFAULT: Setting(partial(wide_resnet, depth=16, width=4, dropout=0.3), _sgd),
-    "flipout": _without_dropout,
-    "csghmc": _without_dropout,
+    ("flipout",): _without_dropout,
+    ("csghmc",): _without_dropout,
 }
 
 _text = Recipe(epochs=5, batch_size=64, optimizer="adam", lr=0.01, weight_decay=0.0, cosine="epoch")
 GRU = {
     BY_DEFAULT: Setting(gru, _text),
-    "la": Setting(gru, replace(_text, weight_decay=5e-4), Laplace(over="head")),
+    ("la",): Setting(gru, replace(_text, weight_decay=5e-4), Laplace(over="head")),
 }
 
-# by task, then by method or by inference
-SETTINGS: Mapping[str, Mapping[str, Setting]] = MappingProxyType(
+SETTINGS: Mapping[str, Settings] = MappingProxyType(
     {
         "digits": DIGITS,
         "blobs": BLOBS,
@@ -68,46 +61,17 @@ SETTINGS: Mapping[str, Mapping[str, Setting]] = MappingProxyType(
 
 
 def setting(task: str, method: str) -> Setting:
-    """What the method is fitted with on the task; its inference decides where nothing is said of the method itself."""
-    known = choose(SETTINGS, task, "task")
-    return next(known[name] for name in (method, method.partition("+")[0], BY_DEFAULT) if name in known)
+    """What the paper's method is fitted with on its task."""
+    return setting_of(parse_method(method), choose(SETTINGS, task, "task"))
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One entry of a table: a method on a task, under a convention. None means the task's own.
-
-    `further` names inputs to predict beside the task's own sets (see further.py), joined by "+" in sorted order if they
-    are of several kinds; the network is the same without.
-    """
-
-    task: str
-    method: str
-    seed: int = 0
-    convention: str = "corrected"
-    outliers: str | None = None
-    epochs: int | None = None
-    limit: int | None = None
-    further: str | None = None
-
-
-def split_further(further: str | None) -> tuple[str, ...]:
-    """The kinds of further inputs; none where it is None."""
-    return tuple(further.split("+")) if further else ()
-
-
-def join_further(kinds: Iterable[str]) -> str | None:
-    """The reverse: each kind once, in sorted order."""
-    return "+".join(sorted(set(kinds))) or None
-
-
-BAYESIAN = tuple(first + second for first in ("vb", "la") for second in ("", "+nc", "+sl", "+ml", "+oe"))
+BAYESIAN = tuple(method_name(inference, likelihood) for inference in ("vb", "la") for likelihood in LIKELIHOODS)
 # the rows of the paper's tables
 PAPER_ROWS = ("map", "de", "map+oe", *BAYESIAN)
 TEXT_ROWS = ("map", "de", "map+oe", "la", "la+nc", "la+sl", "la+ml", "la+oe")
 TOY_ROWS = ("map+oe", "la+nc", "la+sl", "la+ml", "la+oe")
 SOPHISTICATED = ("flipout", "flipout+nc", "csghmc", "csghmc+nc", "de", "de+nc")
-CONVENTIONS = ("corrected", "published")
+CONVENTIONS = (AS_IT_IS, "published")
 _PATCHES, _BOTH = "tiny_imagenet32+patches", "tiny_imagenet32+patches+halves"
 _SOFT = "tiny_imagenet32_levelled"
 _HALF_SOFT = f"tiny_imagenet32+{_SOFT}"
@@ -119,7 +83,7 @@ CANDIDATES = (
 
 
 def cells(
-    tasks: Iterable[str], methods: tuple[str, ...], outliers: str | None = None, further: str | None = None
+    tasks: Iterable[str], methods: tuple[str, ...], outliers: str | None = None, further: tuple[str, ...] = ()
 ) -> tuple[Cell, ...]:
     """Both conventions of every method on every task."""
     return tuple(
@@ -132,77 +96,43 @@ def union(studies: Iterable[Sequence[Cell]]) -> tuple[Cell, ...]:
     """Every cell once, with all the further inputs that studies ask of it."""
     found: dict[Cell, set[str]] = {}
     for cell in chain.from_iterable(studies):
-        found.setdefault(replace(cell, further=None), set()).update(split_further(cell.further))
-    return tuple(replace(bare, further=join_further(kinds)) for bare, kinds in found.items())
+        found.setdefault(replace(cell, further=()), set()).update(cell.further)
+    return tuple(replace(bare, further=tuple(sorted(kinds))) for bare, kinds in found.items())
 
 
 _images = cells(IMAGES, PAPER_ROWS)
 _single: Mapping[str, tuple[Cell, ...]] = {
     "digits": tuple(Cell("digits", method) for method in PAPER_ROWS),
     "matrix": tuple(Cell("digits", method) for method in METHODS),
-    "toy": tuple(Cell("blobs", method, further="plane") for method in TOY_ROWS),
+    "toy": tuple(Cell("blobs", method, further=("plane",)) for method in TOY_ROWS),
     "figure1": cells(("mnist", "svhn", "cifar10", "cifar100"), ("map+oe", "de", "vb", "la")),
     # tables of the same cells: accuracy and ECE; mean FPR95; and, in the appendix, every OOD set
     **dict.fromkeys(("table1", "table2", "mmc", "fpr95", "auroc", "aupr"), _images),
     "text": cells(TEXTS, TEXT_ROWS),
     "noise": cells(IMAGES, PAPER_ROWS, outliers="smooth"),
     "aux": cells(("cifar10", "cifar100"), SOPHISTICATED),
-    "shift": cells(("cifar10",), PAPER_ROWS, further="shift"),
+    "shift": cells(("cifar10",), PAPER_ROWS, further=("shift",)),
     # how much of what outliers teach is that they are sharper than the inliers
     "levelled": tuple(
         chain.from_iterable(cells(("cifar10",), ("map+oe", "la+nc"), outliers) for outliers in (_SOFT, _HALF_SOFT))
     ),
     # what might be better than anything published; chosen by validation data
     "recommended": tuple(
-        Cell(task, method, outliers=outliers, further="validation")
+        Cell(task, method, outliers=outliers, further=("validation",))
         for task, (method, outliers) in product(("mnist", "fashion_mnist", "cifar10"), CANDIDATES)
     ),
 }
 STUDIES: Mapping[str, tuple[Cell, ...]] = MappingProxyType({**_single, "all": union(_single.values())})
 
 
-USUAL = "usual"  # the task's own outliers
-
-
 def outliers_in(study: str) -> list[str]:
     """What the cells of a study are trained with."""
-    return list(dict.fromkeys(cell.outliers or USUAL for cell in choose(STUDIES, study, "study")))
+    return list(dict.fromkeys(cell.outliers or USUAL for cell in STUDIES[study]))
 
 
-def select(
-    study: str,
-    *,
-    tasks: Sequence[str] | None = None,
-    methods: Sequence[str] | None = None,
-    convention: str | None = None,
-    outliers: Sequence[str] | None = None,
-    seeds: int = 1,
-    epochs: int | None = None,
-    limit: int | None = None,
-) -> list[Cell]:
-    """The cells of a study, or some of them, for several training seeds; `usual` are a task's own outliers."""
-    for task in tasks or ():
-        choose(SETTINGS, task, "task")
-    for method in methods or ():
-        parse_method(method)
-    if convention is not None:
-        choose(dict.fromkeys(CONVENTIONS), convention, "convention")
-    for each in outliers or ():
-        choose(dict.fromkeys(outliers_in(study)), each, f"outliers of study {study!r}")
-    chosen = [
-        replace(cell, seed=seed, epochs=epochs, limit=limit)
-        for seed in range(seeds)
-        for cell in choose(STUDIES, study, "study")
-        if (not tasks or cell.task in tasks)
-        and (not methods or cell.method in methods)
-        and convention in (None, cell.convention)
-        and (not outliers or (cell.outliers or USUAL) in outliers)
-    ]
-    if not chosen:
-        raise ValueError(
-            f"study {study!r} has no cell of these tasks, methods, convention and outliers; see them with --dry-run"
-        )
-    return chosen
+def select(study: str, **options: Any) -> list[Cell]:
+    """The cells of one of the paper's studies, or some of them; the options are those of `demur.study.grid.select`."""
+    return select_cells(choose(STUDIES, study, "study"), study, **options)
 
 
 def commands(cells: Iterable[Cell]) -> list[str]:
@@ -214,8 +144,8 @@ def commands(cells: Iterable[Cell]) -> list[str]:
     """
     asked, seeds = set(chain.from_iterable(_single.values())), dict[Cell, int]()
     for cell in cells:
-        bare = replace(cell, seed=0, further=None)
-        kinds = [replace(bare, further=kind) for kind in split_further(cell.further)]
+        bare = replace(cell, seed=0, further=())
+        kinds = [replace(bare, further=(kind,)) for kind in cell.further]
         for first in [one for one in kinds if replace(one, epochs=None, limit=None) in asked] or [bare]:
             seeds[first] = max(seeds.get(first, 0), cell.seed + 1)
     groups: dict[tuple[int | None, int | None, int, str], set[Cell]] = {}
@@ -232,7 +162,7 @@ def commands(cells: Iterable[Cell]) -> list[str]:
 
 def _covering(task: str, wanted: set[Cell]) -> Iterator[tuple[str, list[str]]]:
     """Studies, and options that choose among their cells, which together have all that is wanted of a task."""
-    bare = {replace(cell, further=None) for cell in wanted}
+    bare = {replace(cell, further=()) for cell in wanted}
     left = set(wanted)
     while True:
         offers = []

@@ -13,9 +13,11 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from demur.study.grid import Cell
+from demur.study.measuring import TEST
 from demur.tasks import IMAGES, TEXTS
 
-TEST, MEAN = "test", "mean"  # a column's set is one of these, or an OOD set's name
+MEAN = "mean"  # a column's set is this, TEST, or an OOD set's name
 SHIFT_SETS = MappingProxyType({severity: f"shift/mean/{severity}" for severity in range(1, 6)})
 
 # the paper counts the answer "none" as a wrong class, and takes the trapezoid under the precision-recall curve
@@ -173,6 +175,13 @@ def _shift_means() -> Iterator[Figure]:
 
 
 DEFAULT_OUTLIERS = {**dict.fromkeys(IMAGES, "imagenet32"), **dict.fromkeys(TEXTS, "wikitext2")}
+
+
+def outliers_of(cell: Cell) -> str:
+    """What the cell is trained with, whether or not it says so."""
+    return cell.outliers or DEFAULT_OUTLIERS.get(cell.task, "default")
+
+
 OOD_SETS: Mapping[str, tuple[str, ...]] = {
     "mnist": ("fashion_mnist", "emnist_letters", "kmnist", "cifar10_gray", "uniform", "smooth"),
     "fashion_mnist": ("mnist", "emnist_letters", "kmnist", "cifar10_gray", "uniform", "smooth"),

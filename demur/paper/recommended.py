@@ -8,13 +8,14 @@ from typing import NamedTuple
 import numpy as np
 
 from demur.methods import parse_method
-from demur.outliers.synthetic import parts_of
+from demur.outliers.values import sets_of
 from demur.paper.further import LETTER_COUNT, PRINTED, VALIDATION
 from demur.paper.grid import CANDIDATES, STUDIES, Cell
-from demur.paper.published import OOD_SETS, TEST, Row, mean_but
+from demur.paper.published import OOD_SETS, Row, mean_but
 from demur.paper.views import Known, View, best_printed
-from demur.report.measured import Measured, scored
+from demur.study.measuring import TEST, scored
 from demur.study.run import FAR_AWAY
+from demur.study.table import Measured
 from demur.tasks.images import STAND_INS, VALIDATION_COUNT
 
 STUDY = STUDIES["recommended"]
@@ -137,7 +138,7 @@ def unvalidated(view: View) -> list[Cell]:
 
 def trained_with(candidates: Iterable[Candidate], task: str) -> list[str]:
     """Those of the task's OOD sets that some of the candidates were shown in training."""
-    shown = {name for candidate in candidates for name in parts_of(candidate.outliers)}
+    shown = {name for candidate in candidates for name in sets_of(candidate.outliers)}
     return [name for name in OOD_SETS[task] if name in shown]
 
 
@@ -176,4 +177,4 @@ def standing(one: Known, printed: Known) -> str:
 
 
 def _is_there(view: View, cell: Cell) -> bool:
-    return view.seeds(replace(cell, further=None)) > 0
+    return view.seeds(replace(cell, further=())) > 0

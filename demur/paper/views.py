@@ -1,6 +1,5 @@
 """Figures, asked for alike whatever their origin: our networks of each convention, or the paper's tables."""
 
-import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,23 +7,22 @@ from functools import cache
 
 import numpy as np
 
-from demur.paper.grid import Cell, split_further
+from demur.bootstrap import over_seeds
 from demur.paper.published import (
     DEFAULT_OUTLIERS,
     LEFT_OUT,
     MEAN,
     OOD_SETS,
     SHIFT_SETS,
-    TEST,
     Row,
     figures,
     mean_but,
+    outliers_of,
     shift_by_severity,
 )
-from demur.report.compare import outliers_of
-from demur.report.intervals import over_seeds
-from demur.report.measured import Measured
-from demur.report.render import per_cent
+from demur.study.grid import Cell
+from demur.study.measuring import TEST, per_cent
+from demur.study.table import Measured
 
 NOISE = "smooth"  # what the paper trains with where it trains with noise
 
@@ -97,7 +95,7 @@ def ours(cells: Sequence[Measured], convention: str) -> View:
 
     def look(task: str, method: str, outliers: str, where: str, metric: str) -> Known:
         runs = found[place(task, method, outliers)].values()
-        values = [value for one in runs if (value := one.figure(where, metric)) is not None]
+        values = [value for one in runs if (value := one.value(where, metric)) is not None]
         if not values:
             return Known(math.nan)
         by_seed = [value.value for value in values]
@@ -108,11 +106,11 @@ def ours(cells: Sequence[Measured], convention: str) -> View:
 
     def seeds(cell: Cell) -> int:
         runs = found.get(place(cell.task, cell.method, outliers_of(cell)), {}).values()
-        return sum({*split_further(cell.further)} <= {*split_further(one.cell.further)} for one in runs)
+        return sum({*cell.further} <= {*one.cell.further} for one in runs)
 
     def seconds(task: str, method: str) -> dict[int, float]:
         runs = found[place(task, method, DEFAULT_OUTLIERS[task])]
-        return {seed: float(json.loads(one.about["seconds"])["fit"]) for seed, one in runs.items()}
+        return {seed: one.record.seconds["fit"] for seed, one in runs.items()}
 
     eces = ("ece", "ece_published") if convention == "corrected" else ("ece_published", "ece")
     return View(convention, look, seeds, seconds, eces)
@@ -122,10 +120,10 @@ def matched(cells: Sequence[Measured], compared: Iterable[Cell]) -> list[Measure
     """The cells of those training seeds that all of the compared have, of those that are there, task by task."""
     there: dict[Cell, set[int]] = {}
     for one in cells:
-        there.setdefault(replace(one.cell, seed=0, further=None), set()).add(one.cell.seed)
+        there.setdefault(replace(one.cell, seed=0, further=()), set()).add(one.cell.seed)
     seeds: dict[tuple[str, str], set[int]] = {}
     for cell in compared:
-        if found := there.get(replace(cell, seed=0, further=None)):
+        if found := there.get(replace(cell, seed=0, further=())):
             where = cell.task, cell.convention
             seeds[where] = seeds.get(where, found) & found
     return [one for one in cells if one.cell.seed in seeds.get((one.cell.task, one.cell.convention), {one.cell.seed})]

@@ -1,6 +1,5 @@
 """Every measured figure beside the published one, in the paper's tables and in one of our own for each task."""
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,13 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from demur.methods import METHODS
-from demur.outliers.synthetic import parts_of
+from demur.bootstrap import over_seeds
+from demur.methods import method_rank, split_method
+from demur.outliers.values import sets_of
 from demur.paper.grid import Cell
-from demur.paper.published import DEFAULT_OUTLIERS, TABLES, TEST, Column, Figure, Row, Table, mean_but
-from demur.report.intervals import over_seeds
-from demur.report.measured import Measured, scored
+from demur.paper.published import DEFAULT_OUTLIERS, TABLES, Column, Figure, Row, Table, mean_but, outliers_of
+from demur.study.measuring import TEST, scored
 from demur.study.run import FAR_AWAY
+from demur.study.table import Measured
 from demur.tasks.images import STAND_INS
 
 # by metric: whether more is better; the confidence on test data is neither
@@ -134,10 +134,6 @@ def kind_of(cell: Cell) -> Kind:
     return Kind(cell.convention, cell.epochs, cell.limit)
 
 
-def outliers_of(cell: Cell) -> str:
-    return cell.outliers or DEFAULT_OUTLIERS.get(cell.task, "default")
-
-
 def unusual(task: str, outliers: str) -> str:
     """The outliers, for a title, where they are not the task's own; else nothing."""
     return "" if outliers == DEFAULT_OUTLIERS.get(task, "default") else outliers
@@ -162,7 +158,7 @@ def _own_tables(cells: Sequence[Measured]) -> list[Table]:
         of_task = [one for one in cells if one.cell.task == task]
         here = [one for one in of_task if "+" not in one.cell.method or outliers_of(one.cell) == outliers]
         sets = tuple(dict.fromkeys(name for one in here for name in one.sets))
-        seen = tuple(name for name in parts_of(outliers) if name in sets)
+        seen = tuple(name for name in sets_of(outliers) if name in sets)
         unseen = tuple(name for name in sets if name not in (FAR_AWAY, *seen))
         columns = (
             Column(task, TEST, "accuracy", "corrected"),
@@ -181,13 +177,13 @@ def _own_groups(cells: Sequence[Measured]) -> tuple[tuple[Row, ...], ...]:
     """By inference; networks and ensembles of them are one group, as in the paper."""
     groups: dict[str, set[Row]] = {}
     for one in cells:
-        inference = one.cell.method.partition("+")[0]
-        with_none = any(metric == "none_fpr95" for _, metric in one.figures)
+        inference, _ = split_method(one.cell.method)
+        with_none = any(metric == "none_fpr95" for _, metric in one.values)
         rows = {Row(one.cell.method, score) for score in ("max_prob", *["none"] * with_none)}
         groups.setdefault("points" if inference in ("map", "de") else inference, set()).update(rows)
 
-    def order(row: Row) -> tuple[int, str]:
-        return METHODS.index(row.method), row.score
+    def order(row: Row) -> tuple[tuple[int, str], str]:
+        return method_rank(row.method), row.score
 
     return tuple(sorted((tuple(sorted(rows, key=order)) for rows in groups.values()), key=lambda rows: order(rows[0])))
 
@@ -216,7 +212,7 @@ def _fill(table: Table, kind: Kind, runs: _Runs, everything: bool) -> ReportTabl
 
 def _measure(cells: Sequence[Measured], column: Column, score: str) -> Measurement | None:
     """The mean over seeds of a column's figure."""
-    found = [one.figure(column.set, scored(column.metric, score)) for one in cells]
+    found = [one.value(column.set, scored(column.metric, score)) for one in cells]
     figures = [figure for figure in found if figure is not None]
     if not figures or len(figures) < len(found):
         return None
@@ -259,10 +255,10 @@ def _judged(entry: Entry) -> float | None:
 def _remarks(found: Mapping[tuple[Row, str], Sequence[Measured]], lines: Sequence[Line]) -> tuple[str, ...]:
     """What a reader of the table must know."""
     said: dict[str, None] = {}
-    for task, about in ((task, one.about) for (_, task), cells in found.items() for one in cells):
-        for name, note in json.loads(about["notes"]).items():
+    for task, record in ((task, one.record) for (_, task), cells in found.items() for one in cells):
+        for name, note in record.notes.items():
             said[f"{task}: {name} {note}"] = None
-        if missing := json.loads(about["missing"]):
+        if missing := record.missing:
             said[f"{task}: not measured, since the data is missing: {', '.join(missing)}"] = None
     measured = [entry.measured for line in lines for entry in line.entries if entry.measured is not None]
     seeds = sorted({len(one.by_seed) for one in measured})
@@ -286,7 +282,7 @@ def _on_other_data(found: Mapping[tuple[Row, str], Sequence[Measured]], columns:
         for name in dict.fromkeys(each for wanted in asked for each in (wanted, STAND_INS.get(wanted)) if each):
             by_digest: dict[str | None, dict[str, None]] = {}
             for one in cells:
-                if name == TEST or name in one.sets or (name, "accuracy") in one.figures:
+                if name == TEST or name in one.sets or (name, "accuracy") in one.values:
                     by_digest.setdefault(one.data(name), {})[one.cell.method] = None
             if len(by_digest) > 1:
                 rows = [f"{', '.join(rows)}{' (not recorded)' * (key is None)}" for key, rows in by_digest.items()]

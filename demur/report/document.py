@@ -1,23 +1,19 @@
 """RESULTS.md: how the cells were made, what they say of the paper in short, and every table beside its own."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from demur.methods import METHODS
+from demur.methods import method_rank
+from demur.paper.claims import TIMES
 from demur.paper.grid import commands
+from demur.paper.published import outliers_of
 from demur.report import render
-from demur.report.compare import Kind, ReportTable, kind_of, outliers_of
-from demur.report.measured import CELLS, RESULTS, Measured
+from demur.report.compare import Kind, ReportTable, kind_of
 from demur.report.sections import markdown_table
+from demur.study.table import CELLS, RESULTS, Measured
 from demur.tasks.images import STAND_INS
-
-TIMES = (
-    "Times are as they were when the cells were made, with other processes on the same card or cores; they compare "
-    "only roughly."
-)
 
 
 def document(
@@ -55,7 +51,7 @@ def _overview(cells: Sequence[Measured]) -> str:
         groups.setdefault((one.cell.task, outliers_of(one.cell), kind_of(one.cell)), []).append(one)
     rows = []
     for (task, outliers, kind), group in groups.items():
-        used = ", ".join(sorted({one.about["trained_with"] for one in group} - {""}))
+        used = ", ".join(sorted({one.record.trained_with for one in group if one.record.trained_with}))
         seeds = Counter(one.cell.method for one in group).values()
         rows.append(
             [
@@ -63,10 +59,10 @@ def _overview(cells: Sequence[Measured]) -> str:
                 f"{used} for {outliers}" if STAND_INS.get(outliers) == used else used,
                 kind.convention,
                 "the recipe's" if kind.epochs is None else str(kind.epochs),
-                ", ".join(sorted({one.about["training_inputs"] for one in group})),
+                ", ".join(sorted({str(one.record.training_inputs) for one in group})),
                 str(len(seeds)),
                 " to ".join(str(count) for count in sorted({min(seeds), max(seeds)})),
-                ", ".join(sorted({one.about["device"] for one in group})),
+                ", ".join(sorted({one.record.device for one in group})),
             ]
         )
     head = ["task", "outliers", "convention", "epochs", "training inputs", "methods", "seeds", "device"]
@@ -77,10 +73,10 @@ def _costs(cells: Sequence[Measured]) -> str:
     """A column for every task and device, a line for every method."""
     seconds: dict[tuple[str, str], dict[str, list[float]]] = {}
     for one in cells:
-        column = f"{one.cell.task}, {one.about['device']}", kind_of(one.cell).title
-        took = float(json.loads(one.about["seconds"])["fit"])
+        column = f"{one.cell.task}, {one.record.device}", kind_of(one.cell).title
+        took = one.record.seconds["fit"]
         seconds.setdefault(column, {}).setdefault(one.cell.method, []).append(took)
-    methods = sorted({method for column in seconds.values() for method in column}, key=METHODS.index)
+    methods = sorted({method for column in seconds.values() for method in column}, key=method_rank)
     rows = [
         [f"`{method}`", *(f"{np.mean(took[method]):.1f}" if method in took else "" for took in seconds.values())]
         for method in methods

@@ -6,11 +6,11 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from demur.methods import METHODS
+from demur.methods import method_rank
 from demur.paper import published
 from demur.paper.further import shifted
-from demur.paper.grid import split_further
-from demur.report.compare import Kind, kind_of, outliers_of, unusual
+from demur.paper.published import outliers_of
+from demur.report.compare import Kind, kind_of, unusual
 from demur.report.figures import (
     draw_noise_confidence,
     draw_planes,
@@ -19,8 +19,8 @@ from demur.report.figures import (
     draw_scores,
     draw_shift,
 )
-from demur.report.measured import Measured
 from demur.study.results import read_result
+from demur.study.table import Measured
 from demur.tasks.shift import CORRUPTIONS, SEVERITIES
 
 SHIFT_METRICS = {"ece": "ECE", "ece_published": "ECE below 14/15", "accuracy": "accuracy"}
@@ -39,14 +39,14 @@ Groups = Mapping[tuple[Kind, str, str], Mapping[str, Sequence[Measured]]]  # by 
 def _grouped(cells: Sequence[Measured]) -> Groups:
     """What can stand in one figure, methods and seeds in order."""
     groups: dict[tuple[Kind, str, str], dict[str, list[Measured]]] = {}
-    for one in sorted(cells, key=lambda one: (METHODS.index(one.cell.method), one.cell.seed)):
+    for one in sorted(cells, key=lambda one: (method_rank(one.cell.method), one.cell.seed)):
         place = kind_of(one.cell), one.cell.task, outliers_of(one.cell)
         groups.setdefault(place, {}).setdefault(one.cell.method, []).append(one)
     return {place: groups[place] for place in sorted(groups, key=lambda place: (place[0].order, *place[1:]))}
 
 
 def _mean(cells: Sequence[Measured], name: str, metric: str) -> float:
-    return float(np.mean([one.figures[name, metric].value for one in cells]))
+    return float(np.mean([one.values[name, metric].value for one in cells]))
 
 
 def from_figures(cells: Sequence[Measured]) -> Iterator[Drawing]:
@@ -57,7 +57,7 @@ def from_figures(cells: Sequence[Measured]) -> Iterator[Drawing]:
         shifting = {
             method: those
             for method, ones in by_method.items()
-            if (those := [one for one in ones if "shift" in split_further(one.cell.further)])
+            if (those := [one for one in ones if "shift" in one.cell.further])
         }
         collapsed = [method for method, ones in shifting.items() if any(one.collapsed for one in ones)]
         shifting = {method: ones for method, ones in shifting.items() if method not in collapsed}

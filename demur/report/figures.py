@@ -13,7 +13,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from demur.methods import parse_method
+from demur.inference import INFERENCES, NamedInference
+from demur.likelihoods import LIKELIHOODS, NamedLikelihood
+from demur.methods import parse_method, split_method
 from demur.metrics import BINS, Array, Prediction, calibration, ece, max_prob_score
 from demur.paper.further import HALF_WIDTHS, PIXELS, grid
 from demur.paper.grid import TOY_ROWS, setting
@@ -65,16 +67,6 @@ def _scatter(axis: Axes, points: Split, size: float) -> None:
 
 # the study's figures ------------------------------------------------------------------------------------------------
 
-# Okabe and Ito's colours, told apart by all kinds of sight; a colour for a likelihood, a line's style for an inference
-COLOURS = {"plain": "#000000", "nc": "#d55e00", "sl": "#56b4e9", "ml": "#009e73", "oe": "#e69f00"}
-STYLES: Mapping[str, tuple[float, tuple[float, ...]]] = {  # dashes and gaps
-    "map": (0, (1, 0)),
-    "de": (0, (1, 1)),
-    "la": (0, (4, 1.5)),
-    "vb": (0, (4, 1.5, 1, 1.5)),
-    "flipout": (0, (1, 3)),
-    "csghmc": (0, (7, 3)),
-}
 INSIDE, OUTSIDE = "#0072b2", "#d55e00"
 WIDTH = 3.3  # inches: one column
 
@@ -111,8 +103,11 @@ def panels(figure: Figure, count: int, columns: int) -> list[Axes]:
 
 
 def _line(method: str, x: Sequence[float] | Array = (), y: Sequence[float] | Array = ()) -> Line2D:
-    inference, _, likelihood = method.partition("+")
-    return Line2D(x, y, color=COLOURS[likelihood or "plain"], linestyle=STYLES[inference], label=method)
+    """A colour for a likelihood, a line's style for an inference; those of no known name are grey and dashed."""
+    inference, likelihood = split_method(method)
+    colour = LIKELIHOODS[likelihood].colour if likelihood in LIKELIHOODS else NamedLikelihood.colour
+    dashes = INFERENCES[inference].dashes if inference in INFERENCES else NamedInference.dashes
+    return Line2D(x, y, color=colour, linestyle=(0, dashes), label=method)
 
 
 def save_figure(figure: Figure, stem: Path) -> None:

@@ -13,9 +13,9 @@ from demur.report.compare import Entry, Line, ReportTable, tables
 from demur.report.document import document
 from demur.report.drawings import Drawing, from_figures, from_predictions
 from demur.report.figures import save_figure
-from demur.report.measured import CELLS, RESULTS, Measured, cells_csv, results_csv
 from demur.report.sections import agreement, better
 from demur.report.verdicts import claims_document
+from demur.study.table import CELLS, RESULTS, Measured, cells_csv, results_csv
 
 
 def write_report(cells: Sequence[Measured], out: Path) -> None:

@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Iterator, Sequence
 from textwrap import wrap
 
-from demur.paper.published import SHIFT_SETS, TEST, Column
+from demur.paper.published import SHIFT_SETS, Column
 from demur.report.compare import Entry, ReportTable
+from demur.study.measuring import TEST, per_cent
 
 LEGEND = "In per cent: measured ± half its 95 % bootstrap interval over test points"
 BEST = "the best of its group of rows, to the digit shown"
@@ -47,10 +48,6 @@ def legend(table: ReportTable, best: str) -> list[str]:
     marked = any(entry.best for line in table.lines for entry in line.entries)
     said = [LEGEND + "; below, published and difference" * printed, *[f"{best} {BEST}"] * marked]
     return [*said, *alike, *table.remarks]
-
-
-def per_cent(value: float) -> str:
-    return f"{100 * value:.1f}"
 
 
 def measured_text(entry: Entry) -> str:

@@ -1,13 +1,12 @@
 """Two sections of RESULTS.md: whether the cells agree with the paper, and which method does better than it."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
 from demur.paper.grid import STUDIES, Cell, commands
-from demur.paper.published import TEST, Row, mean_but
+from demur.paper.published import Row, mean_but
 from demur.paper.recommended import (
     TASKS,
     Candidate,
@@ -23,8 +22,8 @@ from demur.paper.recommended import (
     validate,
 )
 from demur.paper.views import Known, View, matched, ours, printed, printed_mean
-from demur.report.measured import Measured
-from demur.report.render import per_cent
+from demur.study.measuring import TEST, per_cent
+from demur.study.table import Measured
 from demur.tasks import IMAGES
 
 HALF = (
@@ -50,7 +49,7 @@ def remarks(said: Sequence[str]) -> str:
 
 
 def stand_ins(cells: Sequence[Measured], tasks: Sequence[str]) -> list[str]:
-    notes = (json.loads(one.about["notes"]) for one in cells if one.cell.task in tasks)
+    notes = (one.record.notes for one in cells if one.cell.task in tasks)
     return sorted({f"{name} {note}" for each in notes for name, note in each.items()})
 
 

@@ -1,12 +1,12 @@
 """Tables for people: per cent, best of each column in bold."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from rich import box
 from rich.console import Group
 from rich.table import Table
 
+from demur.study.records import Record
 from demur.study.run import Row
 
 # a column: how to read it off a row, FPR95 by the name it has for the score, and which of several is best
@@ -52,8 +52,8 @@ def table(rows: Sequence[Row], title: str) -> Group:
     return Group(drawn, *remarks(rows))
 
 
-def sheet(row: Row, title: str) -> Group:
-    """Everything of note about one method: a line for the inliers, and one for every OOD set."""
+def sheet(row: Row, title: str, scores: Sequence[str] = ()) -> Group:
+    """Everything of note about one method: a line for the inliers, and one for every OOD set; `scores` are own ones."""
     inside = "  ".join(f"{name} {value:.3f}" for name, value in row.metrics.items())
     shown = {
         "FPR95": "fpr95",
@@ -62,6 +62,7 @@ def sheet(row: Row, title: str) -> Group:
         "confidence": "mmc",
         "FPR95 by none mass": "none_fpr95",
         "by none_share": BY_NONE_SHARE,
+        **{f"by {name}": f"{name}_fpr95" for name in scores},
     }
     shown = {name: key for name, key in shown.items() if all(key in figures for figures in row.ood.values())}
     title += "*" if row.collapsed else ""
@@ -95,13 +96,13 @@ def grouped(rows: Sequence[Row]) -> list[list[Row]]:
     return list(groups.values())
 
 
-def markdown(rows: Sequence[Row], records: Sequence[Mapping[str, Any]]) -> str:
+def markdown(rows: Sequence[Row], records: Sequence[Record]) -> str:
     """Accuracy, ECE, mean FPR95 and seconds, one line a method; a table a task and convention."""
-    seconds = {id(row): record["seconds"]["fit"] for row, record in zip(rows, records, strict=True)}
+    seconds = {id(row): record.seconds["fit"] for row, record in zip(rows, records, strict=True)}
     lines = []
     for group in grouped(rows):
         record = records[rows.index(group[0])]
-        where = f"{record['device']}, {record['threads']} thread{'s' * (record['threads'] > 1)}"
+        where = f"{record.device}, {record.threads} thread{'s' * (record.threads > 1)}"
         lines += [f"## {group[0].task}, {group[0].convention}: per cent; {where}", "", *remarks(group)]
         lines += ["| method | seed | accuracy | ECE | mean FPR95 | seconds to fit |", "|---|---|---|---|---|---|"]
         for row in group:

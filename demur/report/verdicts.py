@@ -1,15 +1,14 @@
 """claims.md: the verdict on every claim, in both conventions and by the paper's own figures, and what it rests on."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from demur.paper.claims import CLAIMS, NO, PART, UNCLEAR, YES, Case, Claim, joint, so_far
-from demur.paper.grid import CONVENTIONS, STUDIES, Cell, commands, split_further
+from demur.paper.grid import CONVENTIONS, STUDIES, Cell, commands
 from demur.paper.views import NOISE, View, matched, ours, printed
-from demur.report.measured import Measured
 from demur.report.sections import markdown_table
+from demur.study.table import Measured
 
 VERDICTS = {YES: "holds", PART: "holds in part", NO: "does not hold", UNCLEAR: "undecided"}
 WAITING = "waiting"
@@ -80,7 +79,7 @@ def claims_document(cells: Sequence[Measured]) -> str | None:
 
 
 def _bare(cell: Cell) -> Cell:
-    return replace(cell, seed=0, further=None)
+    return replace(cell, seed=0, further=())
 
 
 def _measured(used: Sequence[Measured]) -> str:
@@ -91,7 +90,7 @@ def _measured(used: Sequence[Measured]) -> str:
         by_convention = seeds.setdefault(task, {name: Counter() for name in CONVENTIONS})
         by_convention[one.cell.convention][_bare(one.cell)] += 1
     tasks = (f"{task} {'/'.join(map(_range, counts.values()))}" for task, counts in seeds.items())
-    devices = ", ".join(sorted({one.about["device"] for one in used}))
+    devices = ", ".join(sorted({one.record.device for one in used}))
     return f"{devices} (training seeds, {'/'.join(CONVENTIONS)}: {', '.join(tasks)})"
 
 
@@ -101,11 +100,9 @@ def _range(counts: Counter[Cell]) -> str:
 
 
 def _legend(used: Sequence[Measured]) -> str:
-    features = {
-        name for one in used for name in (*one.sets, one.about["trained_with"], *split_further(one.cell.further))
-    }
+    features = {name for one in used for name in (*one.sets, one.record.trained_with, *one.cell.further)}
     differences = [text for name, text in SETUP.items() if name in features]
-    missing = sorted({name for one in used for name in json.loads(one.about["missing"])})
+    missing = sorted({name for one in used for name in one.record.missing})
     said = [
         "*corrected* and *published* are networks trained here in that convention, and judged by its metrics; "
         "*printed* are the paper's own figures, put to the same tests.",

@@ -3,10 +3,11 @@
 import json
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,22 +17,21 @@ import demur
 from demur.checkpoint import checkpointed, seconds_in
 from demur.files import locked, replacing
 from demur.inference import INFERENCES
-from demur.methods import method_name
-from demur.paper.conventions import Data, Fit, resolve
-from demur.paper.further import FURTHER
-from demur.paper.grid import Cell, split_further
+from demur.names import choose
 from demur.posterior import Mixture, Posterior
 from demur.posterior_file import load, read_about, save
 from demur.predictive import predict
 from demur.provenance import code, digest
-from demur.study.records import DamagedCell, read_record, write_record
-from demur.study.results import POSTERIOR, describe, folder_name, is_done, write_further, write_result
+from demur.study.fits import DataSource, Fit, Further, describe_fit, folder_name
+from demur.study.grid import Cell, Study
+from demur.study.records import DamagedCell, Record, read_record, write_record
+from demur.study.results import POSTERIOR, is_done, write_further, write_result
 from demur.tasks import Store, Task
-from demur.tasks import load as load_task
 
 CHECKPOINT = "checkpoint.safetensors"
 FITTED_WITH = ("train", "validation", "outliers")
 SECONDS = "seconds"  # what it took to fit, parts and earlier tries included
+NOTHING_FURTHER: Mapping[str, Further] = MappingProxyType({})
 NAMES = {type(build()): name for name, build in INFERENCES.items()}
 
 
@@ -48,26 +48,17 @@ class Place:
     keep_posteriors: bool = True
     threads: int = 1
 
-    def folder(self, cell: Cell) -> Path:
-        return self.runs / folder_name(resolve(cell, self.store))
+    def folder(self, fit: Fit) -> Path:
+        return self.runs / folder_name(fit)
 
 
 @lru_cache(maxsize=2)
-def load_data(data: Data, store: Store, device: str) -> Task:
-    task = load_task(
-        data.name,
-        store=store,
-        outliers=data.outliers,
-        limit=data.limit,
-        validation=data.validation,
-        inside=data.inside,
-        outside=data.outside,
-    ).to(device)
-    return task if data.augment else replace(task, training=replace(task.training, augment=None))
+def load_data(data: DataSource, store: Store, device: str) -> Task:
+    return data.load(store).to(device)
 
 
 @lru_cache(maxsize=2)
-def digests_of(data: Data, store: Store, device: str) -> Mapping[str, str]:
+def digests_of(data: DataSource, store: Store, device: str) -> Mapping[str, str]:
     """Of every set of the task, by name."""
     task = load_data(data, store, device)
     fitted_with = {name: getattr(task.training, name) for name in FITTED_WITH}
@@ -76,16 +67,20 @@ def digests_of(data: Data, store: Store, device: str) -> Mapping[str, str]:
 
 
 def parts_of(fit: Fit) -> list[Fit]:
-    """The fits that this one is made from. Only Laplace looks at validation data, so others share theirs."""
-    data = replace(fit.data, validation="train")
-    likelihood = fit.method.partition("+")[2] or "plain"
+    """The fits that this one is made from."""
     return [
-        replace(fit, method=method_name(NAMES[type(part)], likelihood), data=data, inference=part, recipe=recipe)
+        replace(
+            fit,
+            method=replace(fit.method, inference_name=NAMES.get(type(part), type(part).__name__), inference=part),
+            data=fit.data.for_parts(),
+            inference=part,
+            recipe=recipe,
+        )
         for part, recipe in fit.inference.parts(fit.recipe)
     ]
 
 
-def networks_of(cells: Sequence[Cell], store: Store) -> set[str]:
+def networks_of(study: Study, store: Store) -> set[str]:
     """The folders of all networks that must be trained, each counted once however many cells share it."""
 
     def leaves(fit: Fit) -> Iterator[Fit]:
@@ -95,12 +90,12 @@ def networks_of(cells: Sequence[Cell], store: Store) -> set[str]:
         for part in parts:
             yield from leaves(part)
 
-    return {folder_name(leaf) for cell in cells for leaf in leaves(resolve(cell, store))}
+    return {folder_name(leaf) for cell in study.cells for leaf in leaves(study.resolve(cell, store))}
 
 
 def fitted(fit: Fit, place: Place) -> Posterior:
     """The posterior: read, or fitted from its parts, continuing where an earlier process was stopped."""
-    folder = place.runs / folder_name(fit)
+    folder = place.folder(fit)
     task = load_data(fit.data, place.store, place.device)
     likelihood = fit.likelihood(task.num_classes)
     with locked(folder):
@@ -112,7 +107,7 @@ def fitted(fit: Fit, place: Place) -> Posterior:
         with checkpointed(folder / CHECKPOINT) as kept:
             posterior = fit.inference.fit(fit.network, likelihood, task.training, fit.recipe, parts)
         seconds = time.perf_counter() - started
-        before = [read_seconds(place.runs / folder_name(part)) for part in parts_of(fit)]
+        before = [read_seconds(place.folder(part)) for part in parts_of(fit)]
         with replacing(folder / SECONDS) as unfinished:
             unfinished.write_text(f"{seconds + sum(before)}\n", "utf-8")
         if place.keep_posteriors or not parts:
@@ -152,27 +147,26 @@ def read_seconds(folder: Path) -> float:
         raise DamagedCell(folder / SECONDS, error) from None
 
 
-def run_cell(cell: Cell, place: Place) -> Path:
+def run_cell(cell: Cell, fit: Fit, place: Place, further: Mapping[str, Further] = NOTHING_FURTHER) -> Path:
     """Make the cell's folder whole, or leave it if it is."""
-    fit = resolve(cell, place.store)
-    folder = place.runs / folder_name(fit)
+    folder = place.folder(fit)
     if not is_done(folder):
         posterior = fitted(fit, place)
         with locked(folder):
             if not is_done(folder):
                 predict_sets(cell, fit, posterior, place)
     if not is_done(folder, cell.further):
-        add_further(cell, fit, place)
+        add_further(cell, fit, place, further)
     with locked(folder):
         record = read_record(folder)
-        if not is_among(cell, record):
-            write_record(folder, {**record, "cells": [*record["cells"], asdict(cell)]})
+        if not record.asked(cell):
+            write_record(folder, replace(record, cells=(*record.cells, cell)))
     return folder
 
 
 def predict_sets(cell: Cell, fit: Fit, posterior: Posterior, place: Place) -> None:
     """The cell's predictions and its record: all that can be known of how they were made."""
-    folder = place.runs / folder_name(fit)
+    folder = place.folder(fit)
     task = load_data(fit.data, place.store, place.device)
     likelihood = fit.likelihood(task.num_classes)
     started = time.perf_counter()
@@ -183,21 +177,22 @@ def predict_sets(cell: Cell, fit: Fit, posterior: Posterior, place: Place) -> No
     # a posterior of an older version does not say what it was fitted with
     known = not (folder / POSTERIOR).exists() or "data" in read_about(folder / POSTERIOR)
     tuning = tuning_of(posterior)
-    record = {
-        "fit": describe(fit),
-        "sets": list(sets),
-        "classes": task.num_classes,
-        "training_inputs": len(task.training.train),
-        "trained_with": None if likelihood.outside is None else task.trained_with,
-        "missing": list(task.missing),
-        "notes": dict(task.notes),
-        "seconds": seconds,
-        "data": {name: digests[name] for name in sets} | (data_of(fit, place) if known else {}),
-        "tuning": tuning,
-        "prior_precision": chosen_in(tuning),
+    record = Record(
+        cells=(cell,),
+        sets=tuple(sets),
+        fit=describe_fit(fit),
+        seconds=seconds,
+        missing=tuple(task.missing),
+        notes=dict(task.notes),
+        trained_with=None if likelihood.outside is None else task.trained_with,
+        training_inputs=len(task.training.train),
+        classes=task.num_classes,
+        tuning=tuning,
+        prior_precision=chosen_in(tuning),
+        data={name: digests[name] for name in sets} | (data_of(fit, place) if known else {}),
         **circumstances(place.device),
-    }
-    write_result(folder, cell, task.testing.test.y, sets, record)
+    )
+    write_result(folder, task.testing.test.y, sets, record)
 
 
 def tuning_of(posterior: Posterior) -> Any:
@@ -216,24 +211,19 @@ def chosen_in(tuning: Any) -> Any:
 def is_answered(cell: Cell, folder: Path) -> bool:
     """A damaged folder answers nothing: whoever tries to make it says why."""
     try:
-        return is_done(folder, cell.further) and is_among(cell, read_record(folder))
+        return is_done(folder, cell.further) and read_record(folder).asked(cell)
     except DamagedCell:
         return False
 
 
-def is_among(cell: Cell, record: Mapping[str, Any]) -> bool:
-    """Whether the folder of this record has been asked for the cell; what further inputs it has is told elsewhere."""
-    return asdict(cell) | {"further": None} in [asked | {"further": None} for asked in record["cells"]]
-
-
-def add_further(cell: Cell, fit: Fit, place: Place) -> None:
+def add_further(cell: Cell, fit: Fit, place: Place, further: Mapping[str, Further]) -> None:
     """Predict those of the cell's further inputs that are not there, with the posterior of a folder that is whole."""
-    folder, posterior = place.runs / folder_name(fit), fitted(fit, place)
+    folder, posterior = place.folder(fit), fitted(fit, place)
     likelihood = fit.likelihood(load_data(fit.data, place.store, place.device).num_classes)
-    for kind in split_further(cell.further):
+    for kind in cell.further:
         with locked(folder):
-            if not is_done(folder, kind):
-                y, inputs = FURTHER[kind](fit.data, place.store)
+            if not is_done(folder, [kind]):
+                y, inputs = choose(further, kind, "further inputs")(fit.data, place.store)
                 sets = {name: predict(posterior, likelihood, x.to(place.device)) for name, x in inputs.items()}
                 write_further(folder, kind, y, sets, {kind: digest((y, inputs))})
 

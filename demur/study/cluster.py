@@ -1,4 +1,5 @@
-"""A Ray cluster. Its nodes need demur and the data sets, under the same paths as here; the results come here.
+"""A Ray cluster. Its nodes need demur, the data sets and what a study of one's own is written in, under the same paths
+as here; the results come here.
 
 Where a node sees the folder of results, as on a shared file system, it works there, and a step that is lost with its
 node goes on elsewhere from its checkpoint. Where it does not, what a step needs is sent along and what it made is sent
@@ -7,9 +8,11 @@ back. Nothing lives on a node alone.
 
 import logging
 import math
+import pickle
 import socket
+import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -91,7 +94,8 @@ class Tasks:
                 self.sent[name] = ray.put(read_folder(self.place.runs / name))
         folders = {name: self.sent[name] for name in step.needs}
         folders[step.name] = ray.put(read_folder(self.place.runs / step.name))
-        self.running[self.work.remote(step, self.place, self.mark, folders)] = step
+        content = pickle.dumps(step), tuple(folder or str(Path.cwd()) for folder in sys.path)
+        self.running[self.work.remote(content, self.place, self.mark, folders)] = step
 
     def next(self) -> tuple[Step, Outcome]:
         import ray
@@ -107,13 +111,23 @@ class Tasks:
         return step, outcome
 
 
-def work(step: Step, place: Place, mark: Path, folders: Mapping[str, Any]) -> tuple[Outcome, Files]:
+def work(
+    content: tuple[bytes, tuple[str, ...]], place: Place, mark: Path, folders: Mapping[str, Any]
+) -> tuple[Outcome, Files]:
     """On a node: attempt the step, where its results belong if they are within sight; else what is to be sent there."""
     import ray
 
+    step = unpickled(*content)
     if mark.exists():
         return attempt(step, place), {}
     return attempt_apart(step, place, {name: ray.get(files) for name, files in folders.items()})
+
+
+def unpickled(step: bytes, path: Sequence[str]) -> Step:
+    """A step may name what is in a module of the user's, which is found where whoever sent it found it."""
+    sys.path.extend(folder for folder in path if folder not in sys.path)
+    found: Step = pickle.loads(step)
+    return found
 
 
 def attempt_apart(step: Step, place: Place, folders: Mapping[str, Files]) -> tuple[Outcome, Files]:

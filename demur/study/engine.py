@@ -2,44 +2,50 @@
 
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from demur.graphs import of_start_up
-from demur.paper.conventions import Fit, resolve
-from demur.paper.grid import Cell
 from demur.study.cells import CHECKPOINT, Place, fitted, is_answered, parts_of, run_cell
 from demur.study.cells import circumstances as circumstances
 from demur.study.cells import networks_of as networks_of
+from demur.study.fits import Fit, Further, folder_name
+from demur.study.grid import Cell, Study
 from demur.study.records import DamagedCell, leave_out, read_record
-from demur.study.results import POSTERIOR, Result, folder_name, is_done, read_result
+from demur.study.results import POSTERIOR, Result, is_done, read_result
 
 LOG = "log.txt"
 
 
 @dataclass(frozen=True)
 class Step:
-    """A folder to be made: a posterior from those of the folders that it `needs`, and predictions if cells ask."""
+    """A folder to be made: a posterior from those of the folders that it `needs`, and predictions if cells ask.
+
+    It is all that a worker is told: what the study is, it need not know.
+    """
 
     name: str
     fit: Fit
     cells: tuple[Cell, ...]
     needs: tuple[str, ...]
+    further: Mapping[str, Further] = field(default_factory=dict)
 
     def __str__(self) -> str:
         asked = "+".join(sorted({cell.convention for cell in self.cells})) or "for others"
-        outliers = f" with {self.fit.data.outliers}" if {cell.outliers for cell in self.cells} - {None} else ""
-        return f"{self.fit.data.name} {self.fit.method}{outliers}, seed {self.fit.recipe.seed}, {asked}"
+        named = sorted({cell.outliers for cell in self.cells if cell.outliers})
+        outliers = f" with {', '.join(named)}" if named else ""
+        return f"{self.fit.data.name} {self.fit.method.name}{outliers}, seed {self.fit.recipe.seed}, {asked}"
 
 
-def plan(cells: Sequence[Cell], place: Place) -> dict[str, Step]:
+def plan(study: Study, place: Place) -> dict[str, Step]:
     """What is not there yet, by folder; each comes after those it needs, and however many cells share it, once."""
     steps: dict[str, Step] = {}
+    further = dict(study.further)
 
     def add(fit: Fit, *cells: Cell) -> str:
         name = folder_name(fit)
@@ -47,15 +53,15 @@ def plan(cells: Sequence[Cell], place: Place) -> dict[str, Step]:
             steps[name] = replace(steps[name], cells=(*steps[name].cells, *cells))
         elif (place.runs / name / POSTERIOR).exists():
             if cells:
-                steps[name] = Step(name, fit, cells, ())
+                steps[name] = Step(name, fit, cells, (), further)
         else:
             needs = tuple(add(part) for part in parts_of(fit))
-            steps[name] = Step(name, fit, cells, needs)
+            steps[name] = Step(name, fit, cells, needs, further)
         return name
 
-    for cell in cells:
-        fit = resolve(cell, place.store)
-        if not is_answered(cell, place.runs / folder_name(fit)):
+    for cell in study.cells:
+        fit = study.resolve(cell, place.store)
+        if not is_answered(cell, place.folder(fit)):
             add(fit, cell)
     return steps
 
@@ -75,7 +81,7 @@ def attempt(step: Step, place: Place) -> Outcome:
     with warnings.catch_warnings(record=True) as caught:
         try:
             for cell in step.cells:
-                run_cell(cell, place)
+                run_cell(cell, step.fit, place, step.further)
             if not step.cells:
                 fitted(step.fit, place)
             failed, log = None, ""
@@ -125,13 +131,13 @@ class Failure:
 
 
 def run_cells(
-    cells: Sequence[Cell],
+    study: Study,
     place: Place,
     after: Callable[[int, int, str], None],
     engine: Callable[[Place], AbstractContextManager[Workers]] = one_by_one,
 ) -> list[Failure]:
     """Make what is not there yet; what fails stops only what needs it. `after` is told how many ended, and which."""
-    waiting = plan(cells, place)
+    waiting = plan(study, place)
     running: set[str] = set()
     total = len(waiting)
     failures: list[Failure] = []
@@ -176,18 +182,18 @@ def write_log(folder: Path, log: str) -> str:
     return f"log: {folder / LOG}"
 
 
-def seconds_left(cells: Sequence[Cell], place: Place, jobs: int = 1) -> str:
+def seconds_left(study: Study, place: Place, jobs: int = 1) -> str:
     """What the cells that are not done will take, going by those that are: of the same method and task, or any."""
     known: dict[tuple[str, str], list[float]] = {}
     waiting = []
-    for cell in cells:
-        folder = place.folder(cell)
+    for cell in study.cells:
+        folder = place.folder(study.resolve(cell, place.store))
         try:
             done = is_done(folder, cell.further)
         except DamagedCell:
             done = False
         if done:
-            seconds = sum(read_record(folder)["seconds"].values())
+            seconds = sum(read_record(folder).seconds.values())
             known.setdefault((cell.task, cell.method), []).append(seconds)
             known.setdefault((cell.task, ""), []).append(seconds)
         else:
@@ -199,14 +205,14 @@ def seconds_left(cells: Sequence[Cell], place: Place, jobs: int = 1) -> str:
     return f"about {total / 60:.1f} minutes left" if waiting else "nothing is left to do"
 
 
-def results_of(cells: Sequence[Cell], place: Place) -> list[Result]:
-    """What is done of the cells, in their order; damaged ones are left out, and warned of."""
+def results_of(study: Study, place: Place, left_out: Callable[[DamagedCell], None] = leave_out) -> list[Result]:
+    """What is done of the cells, in their order, but damaged ones; by default they are warned of."""
     found = []
-    for cell in cells:
-        folder = place.folder(cell)
+    for cell in study.cells:
+        folder = place.folder(study.resolve(cell, place.store))
         try:
             if is_done(folder, cell.further):
                 found.append(read_result(folder, cell))
         except DamagedCell as error:
-            leave_out(error)
+            left_out(error)
     return found

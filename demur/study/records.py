@@ -1,19 +1,68 @@
-"""A cell's record, cell.json: what it was asked, how it was made, and what its files hold."""
+"""A cell's record, cell.json: what it was asked, how it was made, and what its files hold. Nobody else reads it."""
 
 import json
+import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from demur.files import replacing
-from demur.methods import parse_method
-from demur.names import choose
-from demur.paper.further import FURTHER
-from demur.paper.grid import CONVENTIONS, Cell, setting
+from demur.study.grid import WORD, Cell, can_be_further
 
 RECORD = "cell.json"
-DIGESTS = "digests"  # in the record: of the content of each file of predictions
+METHOD = re.compile(r"[\w.:+-]+")  # `la+nc`, `la+mypackage.mymodule:hedged`; it need not be known here
+
+
+@dataclass(frozen=True)
+class Record:
+    """All that is known of a folder. An older version may have written fewer of those with a default."""
+
+    cells: tuple[Cell, ...]
+    sets: tuple[str, ...]  # with predictions: test, and OOD sets as `ood/name`
+    fit: Mapping[str, Any]  # what determines the posterior
+    seconds: Mapping[str, float]
+    missing: tuple[str, ...]
+    notes: Mapping[str, str]
+    trained_with: str | None
+    training_inputs: int
+    threads: int
+    device: str
+    classes: int | None = None
+    tuning: Any = None
+    prior_precision: Any = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    commit: str | None = None
+    source: str | None = None
+    data: Mapping[str, str] = field(default_factory=dict)  # digests of what was fitted to and predicted
+    further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # kinds, and their sets
+    digests: Mapping[str, str] = field(default_factory=dict)  # of the content of each file of predictions
+
+    @property
+    def epochs(self) -> int:
+        return int(self.fit["recipe"]["epochs"])
+
+    def asked(self, cell: Cell) -> bool:
+        """Whether the cell is among those the folder was made for; what further inputs it has is told elsewhere."""
+        return replace(cell, further=()) in [replace(one, further=()) for one in self.cells]
+
+    def has_further(self, kinds: Iterable[str]) -> bool:
+        return {*kinds} <= self.further.keys()
+
+    def as_json(self) -> dict[str, Any]:
+        items = {f.name: getattr(self, f.name) for f in fields(self)}
+        return items | {"cells": [asdict(one) | {"further": join_further(one.further)} for one in self.cells]}
+
+
+def split_further(stored: str | None) -> tuple[str, ...]:
+    """The kinds of further inputs, as they are stored."""
+    return tuple(stored.split("+")) if stored else ()
+
+
+def join_further(kinds: Iterable[str]) -> str | None:
+    """The reverse: each kind once, in sorted order."""
+    return "+".join(sorted(set(kinds))) or None
 
 
 class DamagedCell(ValueError):
@@ -27,23 +76,22 @@ class DamagedCell(ValueError):
         return DamagedCell, (self.path, str(self.reason))
 
 
-def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+def write_record(folder: Path, record: Record) -> None:
     with replacing(folder / RECORD) as unfinished:
-        unfinished.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", "utf-8")
+        unfinished.write_text(json.dumps(record.as_json(), indent=1, sort_keys=True) + "\n", "utf-8")
 
 
-def read_record(folder: Path) -> dict[str, Any]:
+def read_record(folder: Path) -> Record:
     """A folder's cell.json, with all that a report needs in it."""
     path = folder / RECORD
     try:
-        record = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedCell(path, error) from None
-    check_record(record, path)
-    return record
+    return record_from(content, path)
 
 
-NEEDED: Mapping[str, Any] = {
+KINDS: Mapping[str, Any] = {
     "cells": list,
     "sets": list,
     "fit": dict,
@@ -54,47 +102,75 @@ NEEDED: Mapping[str, Any] = {
     "training_inputs": int,
     "threads": int,
     "device": str,
+    "classes": int | None,
+    "versions": dict,
+    "commit": str | None,
+    "source": str | None,
+    "data": dict,
+    "further": dict,
+    "digests": dict,
 }
-OPTIONAL = {"further": dict, DIGESTS: dict, "data": dict}
+NEEDED = ("cells", "sets", "fit", "seconds", "missing", "notes", "trained_with", "training_inputs", "threads", "device")
 
 
-def check_record(record: object, path: Path) -> None:
-    """Refuse a record that lacks what everybody reads, or is of no cell."""
-    if not isinstance(record, dict):
+def record_from(content: object, path: Path) -> Record:
+    """From JSON; refuse what lacks something that everybody reads, or is of no cell."""
+    if not isinstance(content, dict):
         raise DamagedCell(path, "it is no JSON object")
-    for name, kind in {**NEEDED, **OPTIONAL}.items():
-        if name not in record and name in NEEDED:
+    for name in NEEDED:
+        if name not in content:
             raise DamagedCell(path, f"{name!r} is not in it")
-        if name in record and not isinstance(record[name], kind):
-            raise DamagedCell(path, f"{name!r} is {str(record[name])[:40]!r}")
-    for sets in (record["sets"], record["missing"], *record.get("further", {}).values()):
+    for name, kind in KINDS.items():
+        if name in content and not isinstance(content[name], kind):
+            raise DamagedCell(path, f"{name!r} is {str(content[name])[:40]!r}")
+    further = content.get("further", {})
+    for sets in (content["sets"], content["missing"], *further.values()):
         if not isinstance(sets, list) or not all(isinstance(name, str) for name in sets):
             raise DamagedCell(path, "it has sets without names")
-    if "test" not in record["sets"]:
+    if not all(map(can_be_further, further)):
+        raise DamagedCell(path, "its further sets have names that cannot be")
+    if "test" not in content["sets"]:
         raise DamagedCell(path, "it has no set 'test'")
-    took = record["seconds"]
+    took = content["seconds"]
     if "fit" not in took or not all(isinstance(seconds, int | float) for seconds in took.values()):
         raise DamagedCell(path, "it does not say how long fitting took")
     try:
-        record["fit"]["recipe"]["epochs"]
-        for cell in record["cells"]:
-            check_cell(Cell(**cell))
-        for kind in record.get("further", {}):  # which becomes the name of a file
-            choose(FURTHER, kind, "further inputs")
+        int(content["fit"]["recipe"]["epochs"])
+        cells = tuple(cell_from(cell) for cell in content["cells"])
     except (TypeError, ValueError, KeyError) as error:
         raise DamagedCell(path, str(error).replace("Cell.__init__()", "a cell")) from None
+    known = {f.name: content[f.name] for f in fields(Record) if f.name in content}
+    tuples = {"sets": tuple(content["sets"]), "missing": tuple(content["missing"])}
+    return Record(**known | tuples | {"cells": cells, "further": {kind: tuple(further[kind]) for kind in further}})
 
 
-def check_cell(cell: Cell) -> None:
-    for name, kind in get_type_hints(Cell).items():
-        if not isinstance(getattr(cell, name), kind):
+OF_A_CELL: Mapping[str, Any] = {
+    "task": str,
+    "method": str,
+    "seed": int,
+    "convention": str,
+    "outliers": str | None,
+    "epochs": int | None,
+    "limit": int | None,
+    "further": str | None,
+}
+
+
+def cell_from(stored: Any) -> Cell:
+    """Of any study: what its names mean need not be known here."""
+    if not isinstance(stored, dict):
+        raise TypeError(f"a cell is {stored!r:.40}")
+    for name, value in stored.items():
+        if name in OF_A_CELL and not isinstance(value, OF_A_CELL[name]):
+            raise ValueError(f"a cell's {name} is {value!r}")
+    cell = Cell(**{**stored, "further": split_further(stored.get("further"))})
+    for name, pattern in (("task", WORD), ("method", METHOD), ("convention", WORD)):
+        if not pattern.fullmatch(getattr(cell, name)):
             raise ValueError(f"a cell's {name} is {getattr(cell, name)!r}")
-    setting(cell.task, cell.method)
-    parse_method(cell.method)
-    choose(dict.fromkeys(CONVENTIONS), cell.convention, "convention")
+    return cell
 
 
-def read_records(runs: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+def read_records(runs: Path) -> Iterator[tuple[Path, Record]]:
     """The folders with a record, the oldest first; damaged ones are left out, and warned of."""
     for path in sorted(runs.glob(f"*/{RECORD}"), key=lambda path: path.stat().st_mtime_ns):
         try:

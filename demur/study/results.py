@@ -1,14 +1,10 @@
 """A cell is a folder: what it was made with, and its predictions, from which every figure is computed."""
 
-import hashlib
-import inspect
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from functools import partial
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,17 +13,16 @@ from torch import Tensor
 
 from demur.files import locked, replacing
 from demur.metrics import Prediction
-from demur.paper.conventions import Fit
-from demur.paper.grid import Cell, join_further, split_further
 from demur.provenance import digest
+from demur.study.grid import Cell
 from demur.study.records import (
-    DIGESTS,
     RECORD,
     DamagedCell,
-    check_record,
+    Record,
     leave_out,
     read_record,
     read_records,
+    record_from,
     write_record,
 )
 
@@ -46,62 +41,37 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Result:
-    """A cell and what was predicted; `record` is its cell.json, `further` what else it was asked, by kind."""
+    """A cell and what was predicted; `record` is its folder's, `further` what else it was asked, by kind."""
 
     cell: Cell
     y: Tensor
     test: Prediction
     ood: Mapping[str, Prediction]
-    record: Mapping[str, Any]
+    record: Record
     further: Mapping[str, Predicted] = field(default_factory=dict)
 
 
-def describe(value: Any) -> Any:
-    """A value as JSON that determines it: dataclasses and functions by name, with all their arguments."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {"is": type(value).__name__} | {f.name: describe(getattr(value, f.name)) for f in fields(value)}
-    if callable(value):
-        called = value if isinstance(value, partial) else partial(value)
-        defaults = {
-            name: parameter.default
-            for name, parameter in inspect.signature(called).parameters.items()
-            if parameter.default is not parameter.empty
-        }
-        arguments = {name: describe(default) for name, default in (defaults | called.keywords).items()}
-        return {"is": called.func.__name__} | arguments
-    if isinstance(value, list | tuple):
-        return [describe(item) for item in value]
-    return value
-
-
-def folder_name(fit: Fit) -> str:
-    """Readable in front, and behind it the hash of all that determines the posterior."""
-    determines = describe(fit)
-    method = determines.pop("method")
-    hashed = hashlib.sha256(json.dumps(determines, sort_keys=True).encode()).hexdigest()
-    return f"{fit.data.name}-{method}-{fit.recipe.seed}-{hashed[:16]}"
-
-
-def write_result(
-    folder: Path, cell: Cell, y: Tensor, sets: Mapping[str, Prediction], record: Mapping[str, Any]
-) -> None:
+def write_result(folder: Path, y: Tensor, sets: Mapping[str, Prediction], record: Record) -> None:
     """Predictions first, the record last: a folder with a record is whole."""
     digests = {PREDICTIONS: write_predictions(folder / PREDICTIONS, Predicted(y, sets))}
-    write_record(folder, {**record, DIGESTS: digests, "cells": [asdict(cell)]})
+    write_record(folder, replace(record, digests=digests))
 
 
 def write_further(
     folder: Path, name: str, y: Tensor, sets: Mapping[str, Prediction], data: Mapping[str, str] | None = None
 ) -> None:
     """Beside the predictions of a whole folder; again the record last. `data` are hashes of what was predicted."""
-    digests = {file_of(name): write_predictions(folder / file_of(name), Predicted(y, sets))}
+    written = write_predictions(folder / file_of(name), Predicted(y, sets))
     record = read_record(folder)
-    added: dict[str, Mapping[str, Any]] = {
-        "further": {name: list(sets)},
-        DIGESTS: digests,
-        **({"data": data} if data else {}),
-    }
-    write_record(folder, {**record, **{key: {**record.get(key, {}), **value} for key, value in added.items()}})
+    write_record(
+        folder,
+        replace(
+            record,
+            further={**record.further, name: tuple(sets)},
+            digests={**record.digests, file_of(name): written},
+            data={**record.data, **(data or {})},
+        ),
+    )
 
 
 def file_of(further: str) -> str:
@@ -158,26 +128,25 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         save_file(whole, unfinished, metadata=dict(metadata or {}))
 
 
-def is_done(folder: Path, further: str | None = None) -> bool:
+def is_done(folder: Path, further: Iterable[str] = ()) -> bool:
     """Whether the folder is whole, and has all the further predictions that are asked for."""
-    return (folder / RECORD).exists() and {*split_further(further)} <= read_record(folder).get("further", {}).keys()
+    return (folder / RECORD).exists() and read_record(folder).has_further(further)
 
 
 def read_result(folder: Path, cell: Cell) -> Result:
     """The cell's predictions, with those of its further inputs that the folder has."""
     record = read_record(folder)
-    digests = record.get(DIGESTS, {})
-    main = read_predictions(folder / PREDICTIONS, record["sets"], digests.get(PREDICTIONS))
+    digests = record.digests
+    main = read_predictions(folder / PREDICTIONS, record.sets, digests.get(PREDICTIONS))
     if len(main.y) != len(main.sets["test"]):
         raise DamagedCell(folder / PREDICTIONS, f"{len(main.sets['test'])} predictions have {len(main.y)} labels")
     if len(main.y) == 0 or not 0 <= int(main.y.min()) <= int(main.y.max()) < main.sets["test"].probs.shape[1]:
         raise DamagedCell(folder / PREDICTIONS, "there are labels of no class, or none")
     ood = {name.removeprefix("ood/"): one for name, one in main.sets.items() if name.startswith("ood/")}
-    there = record.get("further", {})
     further = {
-        kind: read_predictions(folder / file_of(kind), there[kind], digests.get(file_of(kind)))
-        for kind in split_further(cell.further)
-        if kind in there
+        kind: read_predictions(folder / file_of(kind), record.further[kind], digests.get(file_of(kind)))
+        for kind in cell.further
+        if kind in record.further
     }
     return Result(cell, main.y, main.sets["test"], ood, record, further)
 
@@ -189,10 +158,10 @@ def find_cells(runs: Path) -> list[tuple[Path, Cell]]:
     """
     found = []
     for folder, record in read_records(runs):
-        further = join_further(record.get("further", {}))
-        asked = dict.fromkeys(replace(Cell(**cell), further=further) for cell in record["cells"])
+        further = tuple(sorted(record.further))
+        asked = dict.fromkeys(replace(cell, further=further) for cell in record.cells)
         found += [(folder, cell) for cell in asked]
-    return sorted(found, key=lambda pair: [str(value) for value in asdict(pair[1]).values()])
+    return sorted(found, key=lambda pair: [str(value) for value in astuple(pair[1])])
 
 
 def read_results(runs: Path) -> list[Result]:
@@ -228,15 +197,15 @@ def pack(runs: Path, out: Path) -> list[Path]:
     return files
 
 
-def files_of(record: Mapping[str, Any]) -> dict[str, list[str]]:
+def files_of(record: Record) -> dict[str, tuple[str, ...]]:
     """The names of a folder's files of predictions, and of the sets in each."""
-    return {PREDICTIONS: record["sets"]} | {file_of(name): sets for name, sets in record.get("further", {}).items()}
+    return {PREDICTIONS: record.sets} | {file_of(name): sets for name, sets in record.further.items()}
 
 
-def check_content(content: Mapping[str, Mapping[str, Tensor]], record: Mapping[str, Any], folder: Path) -> None:
+def check_content(content: Mapping[str, Mapping[str, Tensor]], record: Record, folder: Path) -> None:
     """Refuse tensors that are not those of the record: by digest, or where it has none, by name."""
     for file, sets in files_of(record).items():
-        tensors, written = content.get(file, {}), record.get(DIGESTS, {}).get(file)
+        tensors, written = content.get(file, {}), record.digests.get(file)
         if written is not None and digest(dict(tensors)) != written:
             raise DamagedCell(folder / file, "it holds other predictions than were written")
         for name in sets:
@@ -246,39 +215,38 @@ def check_content(content: Mapping[str, Mapping[str, Tensor]], record: Mapping[s
 def unpack(files: Iterable[Path], runs: Path) -> list[Path]:
     """Put packed predictions back into their folders; what is there already stays."""
     tensors: dict[str, dict[str, dict[str, Tensor]]] = {}  # by folder and file
-    records: dict[str, Any] = {}
+    stored: dict[str, object] = {}
     for path in files:
         try:
             with safe_open(path, "pt") as file:
-                records |= {name: json.loads(record) for name, record in (file.metadata() or {}).items()}
+                stored |= {name: json.loads(record) for name, record in (file.metadata() or {}).items()}
                 for key in file.keys():  # noqa: SIM118
                     folder_name, file_name, name = key.split("/", 2)
                     tensors.setdefault(folder_name, {}).setdefault(file_name, {})[name] = file.get_tensor(key)
         except (SafetensorError, OSError, ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not a pack of predictions, or it is damaged ({error}); pack it anew") from None
-    for name in tensors:
-        check_packed(runs / name, name, tensors[name], records.get(name))
+    records = {name: check_packed(runs / name, name, tensors[name], stored.get(name)) for name in tensors}
     return [runs / name for name in tensors if _put(runs / name, tensors[name], records[name])]
 
 
-def check_packed(folder: Path, name: str, content: Mapping[str, Mapping[str, Tensor]], record: object) -> None:
+def check_packed(folder: Path, name: str, content: Mapping[str, Mapping[str, Tensor]], stored: object) -> Record:
     """Before anything is written: the folder lies where it should, and will be whole."""
     if not FOLDER.fullmatch(name):
         raise ValueError(f"the packs have a folder {name!r}, which cannot be a cell's; nothing is unpacked")
     if folder.is_symlink():
         raise ValueError(f"{folder} is a link to elsewhere; delete it, or unpack into another folder")
     try:
-        check_record(record, folder / RECORD)
-        assert isinstance(record, dict)
+        record = record_from(stored, folder / RECORD)
         check_content(content, record, folder)
     except DamagedCell as error:
         raise ValueError(
             f"the packs lack something of {name} ({error.reason}); unpack all files of one pack together"
         ) from None
     is_done(folder)  # what is there and damaged is refused, too
+    return record
 
 
-def _put(folder: Path, content: Mapping[str, Mapping[str, Tensor]], record: Mapping[str, Any]) -> bool:
+def _put(folder: Path, content: Mapping[str, Mapping[str, Tensor]], record: Record) -> bool:
     """Whether anything was not there yet."""
     with locked(folder):
         there = read_record(folder) if is_done(folder) else None
@@ -290,11 +258,13 @@ def _put(folder: Path, content: Mapping[str, Mapping[str, Tensor]], record: Mapp
     return bool(new)
 
 
-def _joined(first: Mapping[str, Any], second: Mapping[str, Any], new: Iterable[str]) -> dict[str, Any]:
+def _joined(first: Record, second: Record, new: Iterable[str]) -> Record:
     """Two records of one folder: the first, with what else the second was asked."""
-    more = [cell for cell in second["cells"] if cell not in first["cells"]]
-    kinds = [kind for kind in second.get("further", {}) if file_of(kind) in new]
-    names = {"further": kinds, "data": kinds, DIGESTS: new}
-    added = {key: {name: second[key][name] for name in names[key] if name in second.get(key, {})} for key in names}
-    joined = {key: first.get(key, {}) | value for key, value in added.items() if value}
-    return {**first, **joined, "cells": [*first["cells"], *more]}
+    kinds = [kind for kind in second.further if file_of(kind) in new]
+    return replace(
+        first,
+        cells=(*first.cells, *(cell for cell in second.cells if cell not in first.cells)),
+        further={**first.further, **{kind: second.further[kind] for kind in kinds}},
+        data={**first.data, **{kind: second.data[kind] for kind in kinds if kind in second.data}},
+        digests={**first.digests, **{file: second.digests[file] for file in new if file in second.digests}},
+    )

@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from demur.methods import parse_method
-from demur.metrics import METRICS, Prediction, ood_metrics
-from demur.outliers.synthetic import parts_of
-from demur.paper.grid import setting
+from demur.methods import Method
+from demur.metrics import STANDARD, Measures, Prediction, ood_metrics
+from demur.outliers.values import sets_of
 from demur.posterior_file import load, read_about, save
 from demur.predictive import predict
+from demur.study.grid import Setting
 from demur.study.results import Result
 from demur.tasks.base import Task
 
@@ -43,7 +43,7 @@ class Row:
 
     def mean_over_ood(self, metric: str) -> float:
         """Over the OOD sets, but those trained with, and the far-away one: it asks something else."""
-        left_out = {FAR_AWAY, *parts_of(self.trained_with)}
+        left_out = {FAR_AWAY, *sets_of(self.trained_with)}
         near = [figures[metric] for name, figures in self.ood.items() if name not in left_out]
         return sum(near) / len(near)
 
@@ -57,11 +57,16 @@ class Row:
         return self.metrics["accuracy"] < self.majority + 0.01
 
 
-def figures(test: Prediction, y: Tensor, ood: Mapping[str, Prediction]) -> dict[str, Any]:
+def figures(
+    test: Prediction,
+    y: Tensor,
+    ood: Mapping[str, Prediction],
+    measures: Measures = STANDARD,
+) -> dict[str, Any]:
     """The part of a Row that is computed from predictions."""
     return {
-        "metrics": {name: metric(test, y) for name, metric in METRICS.items()},
-        "ood": {name: ood_metrics(test, prediction) for name, prediction in ood.items()},
+        "metrics": {name: metric(test, y) for name, metric in measures.metrics.items()},
+        "ood": {name: ood_metrics(test, prediction, measures.scores) for name, prediction in ood.items()},
         "majority": float(y.bincount().max() / len(y)),
     }
 
@@ -72,51 +77,51 @@ def row_of(result: Result) -> Row:
         cell.task,
         cell.method,
         cell.seed,
-        record["fit"]["recipe"]["epochs"],
+        record.epochs,
         cell.convention,
-        trained_with=record["trained_with"],
-        missing=tuple(record["missing"]),
-        notes=record["notes"],
+        trained_with=record.trained_with,
+        missing=record.missing,
+        notes=record.notes,
         **figures(result.test, result.y, result.ood),
     )
 
 
 def run(
     task: Task,
-    method: str,
+    method: Method,
+    given: Setting,
     *,
     seed: int = 0,
     epochs: int | None = None,
     save_to: Path | None = None,
     load_from: Path | None = None,
+    measures: Measures = STANDARD,
 ) -> Row:
-    """Fit (or load) a posterior with the task's network and recipe, and measure it."""
-    chosen = parse_method(method)
-    given = setting(task.name, method)
-    inference = given.inference or chosen.inference
-    likelihood = chosen.likelihood(task.num_classes)
+    """Fit (or load) a posterior with this network and recipe, and measure it."""
+    inference = given.inference or method.inference
+    likelihood = method.likelihood(task.num_classes)
     recipe = replace(given.recipe, seed=seed, epochs=given.recipe.epochs if epochs is None else epochs)
     if load_from is None:
         posterior = inference.fit(given.network, likelihood, task.training, recipe)
     else:
         said = read_about(load_from)
-        if said != {"task": task.name, "method": method}:
+        if said != {"task": task.name, "method": method.name}:
             raise ValueError(
-                f"{load_from} holds {said or 'no method'}, not {method} on {task.name}; name what it was fitted as"
+                f"{load_from} holds {said or 'no method'}, not {method.name} on {task.name}; name what it was fitted as"
             )
         posterior = load(load_from, partial(given.network, likelihood.num_outputs), task.training.train.x.device)
     if save_to is not None:
-        save(posterior, save_to, {"task": task.name, "method": method})
+        save(posterior, save_to, {"task": task.name, "method": method.name})
     test = predict(posterior, likelihood, task.testing.test.x)
     ood = {name: predict(posterior, likelihood, x) for name, x in task.testing.ood.items()}
     return Row(
         task.name,
-        method,
+        method.name,
         seed,
         recipe.epochs,
         "corrected",
         trained_with=None if likelihood.outside is None else task.trained_with,
         missing=task.missing,
         notes=task.notes,
-        **figures(test, task.testing.test.y.cpu(), ood),
+        **figures(test, task.testing.test.y.cpu(), ood, measures),
     )

@@ -19,6 +19,7 @@ from torch import Tensor
 from demur.data.store import Store
 from demur.names import choose
 from demur.outliers.noise import Mixed
+from demur.outliers.values import leaves, parse
 from demur.streams import generator_for
 from demur.tasks.base import Task, TestData
 from demur.training_data import Fixed, OutlierSource, Split, TrainingData
@@ -119,7 +120,7 @@ def text_task(
     def split(texts: list[str], y: Tensor) -> Split:
         return Split(vocabulary.encode(map(tokens_in, texts)), y)
 
-    sources = tuple(source(part) for part in outliers.split("+"))
+    sources = tuple(source(str(leaf)) for leaf in leaves(parse(outliers)))
     return Task(
         name,
         store.classes(name, "train"),

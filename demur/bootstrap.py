@@ -1,6 +1,6 @@
 """Intervals: the bootstrap's over test points, from predictions alone, and Student's over training seeds.
 
-A resample is a vector of counts, how often each point was drawn. The counts of a set depend on its name and size only:
+A resample is a column of counts, how often each point was drawn. The counts of a set depend on its name and size only:
 methods, training seeds and metrics are compared on the same resamples, and a mean's interval follows from its parts'.
 """
 
@@ -12,12 +12,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
-from torch import Tensor
 
-from demur.metrics import BINS, Prediction
-
-Array = NDArray[np.float64]
-Counts = NDArray[np.uint8]  # (points, resamples): rows are gathered, so they lie together
+from demur.metrics import Array, Counts
 
 RESAMPLES = 1000
 LEVEL = 0.95
@@ -52,50 +48,10 @@ def over_seeds(values: Sequence[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-# metrics of one set -------------------------------------------------------------------------------------------------
-
-
-def _confidence(prediction: Prediction) -> Array:
-    return prediction.probs.amax(1).numpy(force=True).astype(np.float64)
-
-
-def _right(prediction: Prediction, y: Tensor) -> Array:
-    return (prediction.probs.argmax(1) == y.to(prediction.probs.device)).numpy(force=True).astype(np.float64)
-
-
-def _right_with_none(prediction: Prediction, y: Tensor) -> Array:
-    right = _right(prediction, y)
-    return right if prediction.none is None else right * (_confidence(prediction) >= prediction.none.numpy(force=True))
-
-
-def _mean(values: Array, drawn: Counts) -> Array:
-    return values @ drawn / len(values)
-
-
-def _ece(prediction: Prediction, y: Tensor, drawn: Counts, below: float = np.inf) -> Array:
-    """Of the inputs whose confidence is below a limit; nan in a resample that has none."""
-    confidence, right = _confidence(prediction), _right(prediction, y)
-    kept = confidence < below
-    index = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
-    gaps = ((confidence - right) * kept) * (index == np.arange(BINS)[:, None])
-    with np.errstate(invalid="ignore"):
-        return np.abs(gaps @ drawn).sum(0) / (kept.astype(np.float64) @ drawn)
-
-
-INSIDE: Mapping[str, Callable[[Prediction, Tensor, Counts], Array]] = {
-    "accuracy": lambda prediction, y, drawn: _mean(_right(prediction, y), drawn),
-    "accuracy_with_none": lambda prediction, y, drawn: _mean(_right_with_none(prediction, y), drawn),
-    "ece": _ece,
-    "ece_published": lambda prediction, y, drawn: _ece(prediction, y, drawn, below=1 - 1 / BINS),
-    "mmc": lambda prediction, y, drawn: _mean(_confidence(prediction), drawn),
-}
-
-
-# metrics of inliers against outliers --------------------------------------------------------------------------------
+# the metrics of `demur.metrics.Separation`, inliers positive, in every resample of both sides -------------------------
 
 
 def against(metric: str, inside: Array, outside: Array, drawn_inside: Counts, drawn_outside: Counts) -> Array:
-    """A metric of `demur.metrics.Separation`, inliers positive, in every resample of both sides."""
     by_inside, by_outside = np.argsort(inside), np.argsort(outside)
     return AGAINST[metric](inside[by_inside], outside[by_outside], drawn_inside[by_inside], drawn_outside[by_outside])
 
@@ -143,12 +99,12 @@ def _below(drawn: Counts) -> NDArray[np.int32]:
 
 def _precision(positives: NDArray[np.int32], negatives: NDArray[np.int32]) -> NDArray[np.float32]:
     """1 where nothing is called positive yet, as scikit-learn has it."""
-    share, called = positives.astype(np.float32), (positives + negatives).astype(np.float32)
+    fraction, called = positives.astype(np.float32), (positives + negatives).astype(np.float32)
     nothing = called == 0
-    share += nothing
+    fraction += nothing
     called += nothing
-    share /= called
-    return share
+    fraction /= called
+    return fraction
 
 
 AGAINST: Mapping[str, Callable[[Array, Array, Counts, Counts], Array]] = {

@@ -1,0 +1,63 @@
+"""What is measured of the paper's cells beside the usual: means that leave sets out, shift by severity, validation."""
+
+from collections.abc import Iterable, Iterator
+from itertools import combinations
+
+from demur.bootstrap import counts
+from demur.metrics import METRICS, STANDARD, Measures, ood_metrics
+from demur.paper.further import PRINTED, VALIDATION, shifted
+from demur.paper.published import LEFT_OUT, OOD_SETS, SHIFT_SETS, mean_but
+from demur.study.measuring import Place, Value, Values, bounded, mean_of, measure, resampled, rounded, seen
+from demur.study.results import Result
+from demur.study.run import FAR_AWAY
+from demur.tasks.images import NOISE, STAND_INS
+from demur.tasks.shift import CORRUPTIONS
+
+BOUNDED = tuple(name for name, metric in METRICS.items() if metric.again is not None)
+
+
+def values_of(result: Result, measures: Measures = STANDARD) -> Values:
+    means = {mean_but(*names): averaged(result.cell.task, result.ood, names) for names in _left_out(result)}
+    exact = measure(result, means, measures) | dict(_under_shift(result)) | dict(_on_validation(result, measures))
+    return {place: rounded(value) for place, value in exact.items()}
+
+
+def _left_out(result: Result) -> list[tuple[str, ...]]:
+    """What means leave out: what the paper does, what was trained with, and any noise, so that methods which are shown
+    no outliers can stand beside those which are shown noise."""
+    noises = [name for name in result.ood if name in NOISE]
+    some = [some for count in range(len(noises) + 1) for some in combinations(noises, count)]
+    return list(dict.fromkeys((*some, seen(result), LEFT_OUT.get(result.cell.task, ()))))
+
+
+def averaged(task: str, sets: Iterable[str], left_out: Iterable[str]) -> list[str]:
+    """The sets that a mean is over: the paper's, or their stand-ins; the far-away one asks something else."""
+    paper = OOD_SETS.get(task)
+    known = None if paper is None else {*paper, *(STAND_INS[name] for name in paper if name in STAND_INS)}
+    without = {FAR_AWAY, *left_out}
+    return [name for name in sets if name not in without and (known is None or name in known)]
+
+
+def _under_shift(result: Result) -> Iterator[tuple[Place, Value]]:
+    if "shift" not in result.further:
+        return
+    y, sets = result.further["shift"].y, result.further["shift"].sets
+    for name, prediction in sets.items():
+        for metric in BOUNDED:
+            yield (name, metric), Value(METRICS[metric](prediction, y))
+    drawn = counts("shift", len(y))
+    for severity, mean_name in SHIFT_SETS.items():
+        of_severity = [sets[shifted(corruption, severity)] for corruption in CORRUPTIONS]
+        for metric in BOUNDED:
+            yield (mean_name, metric), bounded(mean_of([resampled(metric, one, y, drawn) for one in of_severity]))
+
+
+def _on_validation(result: Result, measures: Measures) -> Iterator[tuple[Place, Value]]:
+    """What a method may be chosen by."""
+    if "validation" not in result.further:
+        return
+    y, sets = result.further["validation"].y, result.further["validation"].sets
+    inside, outside = sets[VALIDATION], sets[PRINTED]
+    yield (VALIDATION, "accuracy"), Value(METRICS["accuracy"](inside, y))
+    for metric, value in ood_metrics(inside, outside, measures.scores).items():
+        yield (PRINTED, metric), Value(value)

@@ -1,0 +1,97 @@
+"""A cell's metrics, from its predictions: each with its 95 % bootstrap interval over test points where it has one."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from demur.bootstrap import AGAINST, against, counts, interval
+from demur.metrics import METRICS, STANDARD, USUAL_SCORE, Array, Counts, Measures, Prediction, Separation, ood_metrics
+from demur.outliers.values import sets_of
+from demur.study.results import Result
+
+TEST = "test"  # what a value is of: this, an OOD set, or a mean
+DIGITS = 6  # after the point, of a fraction
+
+
+class Value(NamedTuple):
+    """As a fraction, with the ends of its interval."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+Place = tuple[str, str]  # a set and a metric
+Values = Mapping[Place, Value]
+Resampled = tuple[float, Array]  # a value, and what it is in every resample
+
+
+def measure(result: Result, means: Mapping[str, Sequence[str]], measures: Measures = STANDARD) -> dict[Place, Value]:
+    """On test data, on every OOD set, and over the sets of every mean; not rounded."""
+    return dict(_inside(result, measures)) | dict(_outside(result, means, measures))
+
+
+def seen(result: Result) -> tuple[str, ...]:
+    """The OOD sets that were trained with."""
+    return tuple(name for name in sets_of(result.record.trained_with) if name in result.ood)
+
+
+def rounded(exact: Value) -> Value:
+    low, high = (None if end is None else round(end, DIGITS) for end in (exact.low, exact.high))
+    return Value(round(exact.value, DIGITS), low, high)
+
+
+def per_cent(fraction: float) -> str:
+    return f"{100 * fraction:.1f}"
+
+
+def bounded(resampled: Resampled) -> Value:
+    return Value(resampled[0], *interval(resampled[1]))
+
+
+def mean_of(parts: Sequence[Resampled]) -> Resampled:
+    return float(np.mean([value for value, _ in parts])), np.mean([again for _, again in parts], axis=0)
+
+
+def resampled(metric: str, prediction: Prediction, y: Tensor, drawn: Counts) -> Resampled:
+    """One of `METRICS` that has an interval."""
+    again = METRICS[metric].again
+    assert again is not None
+    return METRICS[metric](prediction, y), again(prediction, y, drawn)
+
+
+def scored(metric: str, score: str) -> str:
+    """The metric's name under a score that is not the usual one; confidence is the same under all."""
+    return metric if score == USUAL_SCORE or metric not in AGAINST else f"{score}_{metric}"
+
+
+def _inside(result: Result, measures: Measures) -> Iterator[tuple[Place, Value]]:
+    test, y = result.test, result.y
+    drawn = counts(TEST, len(test))
+    for name, metric in measures.metrics.items():
+        value = metric(test, y)
+        yield (TEST, name), Value(value) if metric.again is None else bounded((value, metric.again(test, y, drawn)))
+    yield (TEST, "majority"), Value(float(y.bincount().max() / len(y)))
+
+
+def _outside(result: Result, means: Mapping[str, Sequence[str]], measures: Measures) -> Iterator[tuple[Place, Value]]:
+    found: dict[Place, Resampled] = {}
+    for name, outside in result.ood.items():
+        drawn = counts(TEST, len(result.test)), counts(name, len(outside))
+        for metric, value in ood_metrics(result.test, outside, measures.scores).items():
+            yield (name, metric), Value(value)
+        found[name, "mmc"] = resampled("mmc", outside, result.y, drawn[1])
+        for score, of in measures.scores.items():
+            inlying, outlying = (of(result.test), of(outside)) if of.bounded else (None, None)
+            if inlying is not None and outlying is not None:
+                separation = Separation(-inlying, -outlying)
+                for metric in AGAINST:
+                    again = against(metric, -inlying, -outlying, *drawn)
+                    found[name, scored(metric, score)] = getattr(separation, metric), again
+    for place, both in found.items():
+        yield place, bounded(both)
+    for mean, names in means.items():
+        for metric in dict.fromkeys(metric for _, metric in found) if names else ():
+            yield (mean, metric), bounded(mean_of([found[name, metric] for name in names]))
