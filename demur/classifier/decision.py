@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from demur.likelihoods import Likelihood
-from demur.metrics import SCORES, Array, Prediction
+from demur.metrics import SCORES, Array, Prediction, score_named
 from demur.names import choose
 
 UNSURE, UNKNOWN = "unsure", "unknown"
@@ -38,9 +38,9 @@ def default_score(likelihood: Likelihood) -> str:
     return "none_share" if likelihood.has_none_class else "entropy"
 
 
-def score_of(prediction: Prediction, name: str) -> Array:
-    """The score of that name; high for outliers."""
-    values = choose(SCORES, name, "score")(prediction)
+def score_of(prediction: Prediction, name: str, own: bool = False) -> Array:
+    """The score of that name; high for outliers. With `own` it may be one of the caller's: `mymodule:myscore`."""
+    values = (score_named(name) if own else choose(SCORES, name, "score"))(prediction)
     if values is None:
         raise ValueError(f"score {name!r} needs a none class; choose a method that ends in '+nc', or another score")
     return values

@@ -294,9 +294,9 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return class_probs(self._prediction(X))
 
     def outlier_score(self, X: Any, score: str | None = None) -> Array:
-        """High for outliers: the score that is abstained by, or any of `demur.SCORES` by name."""
+        """High for outliers: the score that is abstained by, one of `demur.SCORES` by name, or `mymodule:myscore`."""
         prediction = self._prediction(X)
-        return score_of(prediction, score or self.decision_.score)
+        return score_of(prediction, self.decision_.score) if score is None else score_of(prediction, score, own=True)
 
     def decide(self, X: Any) -> np.ndarray:
         """For each input its label, "unsure" or "unknown": (N,) of objects."""
