@@ -23,6 +23,7 @@ results: $(BIN)/demur
 	mv results/claims.md docs/claims.md
 
 $(BIN)/demur: pyproject.toml constraints.txt
+	@echo "installing demur, torch and the tools for tests into .venv: about 2 GB, a few minutes"
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@

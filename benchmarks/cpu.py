@@ -26,11 +26,11 @@ from benchmarks.frame import Conditions, Contestant, Reading, Row, Skipped, Targ
 from benchmarks.problems import COLOUR, GREY, NUM_CLASSES, pictures, random_task
 from demur.likelihoods import none_class
 from demur.metrics import Separation
-from demur.networks import lenet, wide_resnet
+from demur.networks import as_input, lenet, wide_resnet
 from demur.posterior import Gaussian, Point
 from demur.predictive import predict
-from demur.tasks.base import Recipe, as_input
 from demur.training import train
+from demur.training_data import Recipe
 
 BATCH = 128
 EVER = 10**6  # epochs; a benchmark stops when it has seen enough
@@ -102,12 +102,15 @@ def plain_lenet(num_outputs: int) -> nn.Module:
 def lenet_training(conditions: Conditions, stack: ExitStack) -> dict[str, Contestant]:
     steps, batch = (1, 4) if conditions.small else (20, BATCH)
     task, likelihood = random_task(steps * batch, GREY), none_class(NUM_CLASSES)
-    ours = train(fresh("lenet"), likelihood, task, Recipe(epochs=EVER, batch_size=batch))
+    ours = train(fresh("lenet"), likelihood, task.training, Recipe(epochs=EVER, batch_size=batch))
 
     outliers = pictures(steps * batch, COLOUR)
     loaders = [
         DataLoader(Transformed(x, y), batch, shuffle=True)
-        for x, y in ((task.train.x, task.train.y), (outliers, torch.full((len(outliers),), NUM_CLASSES)))
+        for x, y in (
+            (task.training.train.x, task.training.train.y),
+            (outliers, torch.full((len(outliers),), NUM_CLASSES)),
+        )
     ]
     model = plain_lenet(NUM_CLASSES + 1)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3, weight_decay=5e-4)
@@ -152,7 +155,7 @@ def two_processes(conditions: Conditions, stack: ExitStack) -> dict[str, Contest
 
 def train_some(steps: int) -> None:
     task = random_task(steps * BATCH, GREY)
-    next(train(fresh("lenet"), none_class(NUM_CLASSES), task, Recipe(epochs=1, batch_size=BATCH)))
+    next(train(fresh("lenet"), none_class(NUM_CLASSES), task.training, Recipe(epochs=1, batch_size=BATCH)))
 
 
 # start-up ----------------------------------------------------------------------------------------------------------
@@ -172,7 +175,7 @@ from demur import Recipe, Split, lenet, none_class
 from benchmarks.problems import GREY, random_task
 from demur.training import train
 task = random_task(60_000, GREY)
-one_batch = replace(task, train=Split(task.train.x[:128], task.train.y[:128]))
+one_batch = replace(task, train=Split(task.training.train.x[:128], task.training.train.y[:128]))
 next(train(lenet({NUM_CLASSES + 1}), none_class({NUM_CLASSES}), one_batch, Recipe(epochs=1)))
 """
 HELP = "from demur.cli import main; main()"

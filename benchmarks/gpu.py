@@ -24,11 +24,12 @@ from benchmarks.problems import NUM_CLASSES, pictures, random_task
 from demur.inference import MAP, Ensemble
 from demur.inference.fisher import diagonal_fisher
 from demur.likelihoods import none_class
-from demur.networks import lenet
+from demur.networks import as_input, lenet
 from demur.outliers.noise import smooth
 from demur.predictive import predict
-from demur.tasks.base import Recipe, Task, as_input
+from demur.tasks.base import Task
 from demur.training import train
+from demur.training_data import Recipe
 
 RECIPES = {
     "lenet": Recipe(epochs=EVER, batch_size=BATCH, optimizer="adam", lr=1e-3),
@@ -94,7 +95,7 @@ def with_shares(reading: Reading, asked: tuple[float, float], conditions: Condit
 def training_step(network: str, conditions: Conditions, stack: ExitStack) -> dict[str, Contestant]:
     steps, batch, device = (1, 4, conditions.device) if conditions.small else (100, BATCH, conditions.device)
     task, recipe = random_task(steps * batch, NETWORKS[network][1], device), replace(RECIPES[network], batch_size=batch)
-    ours = train(fresh(network).to(device), none_class(NUM_CLASSES), task, recipe)
+    ours = train(fresh(network).to(device), none_class(NUM_CLASSES), task.training, recipe)
     eager = eager_step(network, task, recipe)
     asked = demand(eager)
 
@@ -113,8 +114,8 @@ def training_step(network: str, conditions: Conditions, stack: ExitStack) -> dic
 
 def eager_step(network: str, task: Task, recipe: Recipe) -> Callable[[], None]:
     """The step of a plain loop, its data at hand and ready."""
-    size, model = recipe.batch_size, as_usual(fresh(network)).to(task.train.x.device).train()
-    x, y = as_input(task.train.x[:size]), task.train.y[:size]
+    size, model = recipe.batch_size, as_usual(fresh(network)).to(task.training.train.x.device).train()
+    x, y = as_input(task.training.train.x[:size]), task.training.train.y[:size]
     both, none = torch.cat([x, x.flip(0)]), torch.full_like(y, NUM_CLASSES)
     optimizer = (
         torch.optim.Adam(model.parameters(), recipe.lr, weight_decay=recipe.weight_decay)
@@ -195,11 +196,11 @@ def five_lenets(conditions: Conditions, stack: ExitStack) -> dict[str, Contestan
     asked = (5 * operations, 5 * traffic)
 
     def together() -> None:
-        Ensemble().fit(lenet, likelihood, task, recipe)
+        Ensemble().fit(lenet, likelihood, task.training, recipe)
 
     def in_turn() -> None:
         for _, its_recipe in Ensemble().parts(recipe):
-            MAP().fit(lenet, likelihood, task, its_recipe)
+            MAP().fit(lenet, likelihood, task.training, its_recipe)
 
     return {
         "together": lambda: with_shares(timed(together, device, epochs * steps), asked, conditions),

@@ -20,7 +20,7 @@ from demur.inference import Laplace
 from demur.likelihoods import none_class
 from demur.networks import lenet
 from demur.predictive import predict
-from demur.tasks.base import Fixed, Recipe
+from demur.training_data import Fixed, Recipe
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,10 @@ def cost(size: Size) -> tuple[float, float]:
 
 def work(size: Size) -> None:
     task = random_task(size.training_points, GREY, classes=size.classes)
-    task = replace(task, outliers=Fixed(pictures(size.outliers, GREY)))
+    data = replace(task.training, outliers=Fixed(pictures(size.outliers, GREY)))
     likelihood, method = none_class(size.classes), Laplace(prior_precision=1.0, num_draws=size.samples)
-    posterior = method.fit(partial(lenet, hidden=size.hidden), likelihood, task, Recipe(epochs=1, batch_size=64))
-    predict(posterior, likelihood, task.test.x)
+    posterior = method.fit(partial(lenet, hidden=size.hidden), likelihood, data, Recipe(epochs=1, batch_size=64))
+    predict(posterior, likelihood, task.testing.test.x)
 
 
 def draw_growth(lines: list[Line], path: Path) -> None:

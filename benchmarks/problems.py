@@ -3,8 +3,9 @@
 import torch
 
 from demur.tasks.augment import Jitter
-from demur.tasks.base import Split, Task
+from demur.tasks.base import Task, TestData
 from demur.tasks.images import to_train_with
+from demur.training_data import Split, TrainingData
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 NUM_CLASSES = 10
@@ -21,5 +22,5 @@ def random_task(count: int, shape: tuple[int, ...], device: str = "cpu", classes
     outliers = to_train_with(pictures(count, COLOUR), torch.Size(shape))
     jitter = Jitter(2) if shape == GREY else Jitter(4, "reflect", flip=True)
     names = tuple(map(str, range(classes)))
-    task = Task("random", names, train, validation, test, outliers, {"same": test.x}, augment=jitter)
-    return task.to(device)
+    training = TrainingData(train, validation, outliers, jitter)
+    return Task("random", names, training, TestData(test, {"same": test.x})).to(device)

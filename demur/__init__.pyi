@@ -43,6 +43,9 @@ from demur.tasks import Split as Split
 from demur.tasks import Store as Store
 from demur.tasks import Task as Task
 from demur.tasks import load as load_task
-from demur.tasks.base import Fixed as Fixed
+from demur.tasks.base import TestData as TestData
+from demur.training_data import Fixed as Fixed
+from demur.training_data import OutlierSource as OutlierSource
+from demur.training_data import TrainingData as TrainingData
 
 __version__: str

@@ -12,11 +12,12 @@ from torch.nn import functional as F
 
 from demur.data.store import Store
 from demur.names import choose
+from demur.networks import as_input
 from demur.outliers.overlap import overlapping_classes, read_class_names, read_known_overlap
 from demur.outliers.sharpness import Sharpness, sharpness, sharpness_table
 from demur.outliers.spectrum import cosines, unlevelled
-from demur.outliers.synthetic import LEVELLED, parts_of
-from demur.tasks.base import Task, as_input
+from demur.outliers.values import MATCHED, mix, natural, parse, sets_of, spectrum_matched
+from demur.tasks.base import Task
 from demur.tasks.text import TOKENIZERS, UNKNOWN, Vocabulary, labelled, ood_texts, training_and_validation
 
 MAX_FLIPS = 14  # of the 63 bits of a picture's hash
@@ -118,8 +119,8 @@ class Audit:
             )
         if any(row.set == "outliers" and row.auroc > LEAK for row in self.sharpness):
             said = "sharpness alone tells the training outliers from the inliers, and a network may learn little else"
-            if self.overlaps and LEVELLED not in self.outliers:
-                mixed = f"{self.outliers}+{self.overlaps[0].outliers}_{LEVELLED}"
+            if self.overlaps and MATCHED not in self.outliers:
+                mixed = str(mix(parse(self.outliers), spectrum_matched(natural(self.overlaps[0].outliers))))
                 said += f"; see whether it does better if some are as sharp as the inliers: --outliers {mixed}"
             lines.append(said)
         return lines
@@ -131,16 +132,16 @@ def audit(task: Task, store: Store, *, inside: str = "levelled") -> Audit:
     `inside` is the tokenizer that a text task's labelled sets were made with.
     """
     outliers = task.trained_with
-    if task.train.x.dtype == torch.uint8:
-        parts = [part for part in parts_of(outliers) if store.has(part, "train")]
+    if task.training.train.x.dtype == torch.uint8:
+        parts = [part for part in sets_of(outliers) if store.has(part, "train")]
         overlaps = tuple(class_overlap(task, store, part) for part in parts)
         return Audit(task.name, outliers, picture_duplicates(task), overlaps, sharpness=sharpness(inputs(task)))
-    if task.train.x.is_floating_point():
+    if task.training.train.x.is_floating_point():
         raise ValueError(f"task {task.name!r} has neither pictures nor texts; there is nothing to audit in it")
     train_texts = training_and_validation(store, task.name)[0][0]
-    if len(train_texts) != len(task.train):
+    if len(train_texts) != len(task.training.train):
         raise ValueError(
-            f"task {task.name!r} has {len(task.train)} of {len(train_texts)} sentences; load it without limit"
+            f"task {task.name!r} has {len(task.training.train)} of {len(train_texts)} sentences; load it without limit"
         )
     raw = {"train": train_texts, "test": labelled(store, task.name, "test")[0], **ood_texts(store)}
     sources = [store.texts(part, "train")[0] for part in outliers.split("+") if store.has(part, "train")]
@@ -157,15 +158,16 @@ def audit(task: Task, store: Store, *, inside: str = "levelled") -> Audit:
 
 def inputs(task: Task) -> dict[str, Tensor]:
     """All sets of a task by name; training outliers of one epoch."""
-    shown = task.outliers.epoch(torch.Generator(task.train.x.device).manual_seed(0))
-    return {"train": task.train.x, "test": task.test.x, "outliers": shown, **task.ood_test}
+    shown = task.training.shown.epoch(torch.Generator(task.training.device).manual_seed(0))
+    return {"train": task.training.train.x, "test": task.testing.test.x, "outliers": shown, **task.testing.ood}
 
 
 # pictures
 
 
 def picture_duplicates(task: Task) -> tuple[Duplicates, ...]:
-    sets = inputs(replace(task, outliers=unlevelled(task.outliers)))
+    plain = replace(task.training, outliers=unlevelled(task.training.shown))
+    sets = inputs(replace(task, training=plain))
     shown = sets.pop("outliers")
     rows = []
     for name, x in sets.items():

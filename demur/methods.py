@@ -61,10 +61,19 @@ def parse_method(name: str) -> Method:
     pair = split_method(name) if is_imported(name) else choose(_PAIRS, name, "method")
     build: Any = choose_or_import(INFERENCES, pair[0], "inference")
     named: Any = choose_or_import(LIKELIHOODS, pair[1], "likelihood")
-    inference = build() if callable(build) else build
     likelihood = named.of if isinstance(named, NamedLikelihood) else named
+    try:
+        inference = build() if callable(build) else build
+    except TypeError as error:
+        raise ValueError(f"inference {pair[0]!r} cannot be made without arguments ({error}); give defaults") from error
     if not all(callable(getattr(inference, part, None)) for part in ("fit", "parts")):
         raise ValueError(f"inference {pair[0]!r} makes {inference!r:.60}, which has not both fit() and parts()")
-    if not (callable(likelihood) and isinstance(likelihood(2), Likelihood)):
-        raise ValueError(f"likelihood {pair[1]!r} is not a function from a number of classes to a Likelihood")
+    try:
+        of_two = likelihood(2)
+    except TypeError as error:
+        of_two = error
+    if not isinstance(of_two, Likelihood):
+        raise ValueError(
+            f"likelihood {pair[1]!r} is not a function from a number of classes to a Likelihood (of 2: {of_two!r:.80})"
+        )
     return Method(*pair, inference, likelihood)

@@ -16,6 +16,19 @@ Network = Callable[[int], nn.Module]
 CONVOLUTIONS = torch.channels_last  # this layout of their weights makes them up to twice as fast, on CPU and GPU alike
 
 
+def as_input(x: Tensor) -> Tensor:
+    """What a network is fed: uint8 pictures become floats in [0, 1], floats float32; token numbers pass."""
+    if x.dtype == torch.uint8:
+        return x.float().div_(255)
+    return x.float() if x.is_floating_point() else x
+
+
+def own_input(x: Tensor) -> Tensor:
+    """As `as_input`, in memory of its own: a network may begin in place, and the data must stay what it is."""
+    made = as_input(x)
+    return made.clone() if made is x else made
+
+
 class PatchConv2d(nn.Conv2d):
     """A convolution of a grey picture, for which GPU libraries have no fast kernel: there, one product with patches."""
 

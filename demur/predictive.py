@@ -5,9 +5,8 @@ from torch import Tensor
 
 from demur.likelihoods import Likelihood
 from demur.metrics import Prediction, entropy, spread
-from demur.networks import mixed_precision
+from demur.networks import mixed_precision, own_input
 from demur.posterior import Posterior
-from demur.tasks.base import own_input
 
 BLOCK = 8192  # inputs whose sums, and trunk's outputs, are held at a time
 

@@ -1,33 +1,25 @@
 """The one optimisation loop: tensors on their device, inliers and outliers in one pass."""
 
-import logging
 import math
-import random
-import shutil
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from importlib.util import find_spec
 from threading import RLock
 from types import MappingProxyType
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from demur.checkpoint import Checkpoint
+from demur.graphs import WORTH_COMPILING, Recorded, can_compile
 from demur.likelihoods import Likelihood
 from demur.names import choose
-from demur.networks import mixed_precision
+from demur.networks import as_input, mixed_precision
 from demur.provenance import digest
 from demur.streams import generator_for
-from demur.tasks.base import Fixed, Recipe, Task, as_input, check_finite
-
-logger = logging.getLogger(__name__)
+from demur.training_data import Fixed, Recipe, TrainingData, check_finite
 
 
 @dataclass(frozen=True)
@@ -104,7 +96,7 @@ OPTIMIZERS: Mapping[str, Callable[[list[dict], float, bool], torch.optim.Optimiz
 def train(
     model: nn.Module,
     likelihood: Likelihood,
-    task: Task,
+    data: TrainingData,
     recipe: Recipe,
     *,
     optimizer: torch.optim.Optimizer | None = None,
@@ -118,12 +110,12 @@ def train(
     is what the caller gathers in the pauses: it is part of a checkpoint, and filled from it.
     """
     optimizer = optimizer or optimizer_for(model, recipe)
-    learner = Learner(model, likelihood, task, recipe, optimizer, penalty)
+    learner = Learner(model, likelihood, data, recipe, optimizer, penalty)
     generator = learner.feed.generator
 
     def identity() -> str:
-        shown = None if likelihood.outside is None else task.outliers
-        return digest((repr((likelihood, recipe)), task.train, shown, task.augment, rate))
+        shown = None if likelihood.outside is None else data.outliers
+        return digest((repr((likelihood, recipe)), data.train, shown, data.augment, rate))
 
     checkpoint = Checkpoint(identity, model, optimizer, generator, {} if kept is None else kept)
     first = checkpoint.restore()
@@ -144,17 +136,17 @@ class Learner:
         self,
         model: nn.Module,
         likelihood: Likelihood,
-        task: Task,
+        data: TrainingData,
         recipe: Recipe,
         optimizer: torch.optim.Optimizer,
         penalty: Callable[[], Tensor] | None = None,
     ) -> None:
         self.model, self.likelihood, self.optimizer, self.penalty = model, likelihood, optimizer, penalty
         self.forward: Callable[[Tensor], Tensor] = model
-        self.feed = Feed(task, recipe, likelihood.outside is not None)
+        self.feed = Feed(data, recipe, likelihood.outside is not None)
         self.steps = recipe.epochs * self.feed.steps
         self.clip_norm = recipe.clip_norm
-        self.device = task.train.x.device
+        self.device = data.device
         self.loss = torch.zeros((), device=self.device)  # summed over an epoch's steps
 
     def begin(self) -> None:
@@ -184,6 +176,10 @@ class Learner:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
         self.optimizer.step()
         self.loss += loss.detach()
+
+    @property
+    def generator(self) -> torch.Generator:
+        return self.feed.generator
 
     @property
     def settings(self) -> list[dict[str, object]]:
@@ -224,121 +220,6 @@ def set_rate(optimizer: torch.optim.Optimizer, share: float) -> None:
             group["lr"] = lr
 
 
-WORTH_COMPILING = 20_000  # steps; it takes some 20 s, and then saves up to a millisecond in each
-
-
-def can_compile(model: nn.Module) -> bool:
-    """Whether torch.compile has its tools, and the model is of a kind that gains from it."""
-    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
-    compiler = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
-    return not recurrent and compiler is not None and find_spec("triton") is not None
-
-
-class Recorded:
-    """Steps of several learners, side by side: on a GPU recorded as one CUDA graph after a few plain ones.
-
-    Replayed, they cost the host next to nothing. Steps that wait for the host, or draw random numbers there, cannot be
-    recorded and stay plain; what is computed is the same either way, up to how convolutions are rounded.
-    """
-
-    PLAIN = 3  # steps in which libraries and optimiser set themselves up
-
-    def __init__(self, learners: Sequence[Learner]) -> None:
-        self.learners = learners
-        self.settings = [learner.settings for learner in learners]
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.taken = 0
-        self.device = learners[0].device
-        self.recordable = self.device.type == "cuda"
-        self.streams = [torch.cuda.Stream(self.device) for _ in learners] if self.recordable else []
-
-    def unless_changed(self) -> "Recorded":
-        """Itself, or a fresh one where the optimisers' settings are no longer those that were recorded."""
-        return self if self.settings == [learner.settings for learner in self.learners] else Recorded(self.learners)
-
-    def __call__(self) -> None:
-        with torch.cuda.device(self.device) if self.streams else nullcontext():
-            if self.graph is None and self.recordable:
-                with fastest_convolutions():
-                    if self.taken < self.PLAIN:
-                        self.taken += 1
-                        self.recordable = not needs_host(self._side_by_side) or self.taken == 1
-                        return
-                    self._record()
-            if self.graph is not None:
-                self.graph.replay()
-            else:
-                self._side_by_side()
-
-    def _side_by_side(self) -> None:
-        if not self.streams:
-            for learner in self.learners:
-                learner()
-            return
-        main = torch.cuda.current_stream()
-        for learner, stream in zip(self.learners, self.streams, strict=True):
-            stream.wait_stream(main)
-            with torch.cuda.stream(stream):
-                learner()
-        for stream in self.streams:
-            main.wait_stream(stream)
-
-    def _record(self) -> None:
-        graph = torch.cuda.CUDAGraph()
-        for learner in self.learners:
-            graph.register_generator_state(learner.feed.generator)
-        try:
-            with torch.cuda.graph(graph, stream=torch.cuda.Stream(self.device)):
-                self._side_by_side()
-        except RuntimeError as reason:  # nothing has been run yet
-            logger.info("steps cannot be recorded (%s); they are taken one by one", reason)
-            self.recordable = False
-        else:
-            self.graph = graph
-
-
-@contextmanager
-def fastest_convolutions() -> Iterator[None]:
-    """Have cuDNN try its ways of computing a convolution when it first meets it; a recording keeps what it chose.
-
-    Not where the same bits are wanted every time.
-    """
-    before = torch.backends.cudnn.benchmark
-    repeatable = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
-    torch.backends.cudnn.benchmark = before or not repeatable
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
-
-
-def of_start_up(message: object) -> bool:
-    """What CUDA's libraries say of their own start-up, which is of no use to anybody."""
-    return any(said in str(message) for said in ("TensorFloat32", "cuBLAS"))
-
-
-def needs_host(step: Callable[[], None]) -> bool:
-    """Take the step, and see whether it waited for the host, or drew random numbers there."""
-    mode, drawn = torch.cuda.get_sync_debug_mode(), _host_randomness()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            step()
-        finally:
-            torch.cuda.set_sync_debug_mode(mode)
-    waited = [warning for warning in caught if "synchronizing" in str(warning.message)]
-    for warning in caught:
-        if warning not in waited and not of_start_up(warning.message):
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    return bool(waited) or drawn != _host_randomness()
-
-
-def _host_randomness() -> tuple[object, ...]:
-    legacy: Any = np.random.get_state()  # noqa: NPY002 (others may draw from it)
-    return torch.get_rng_state().tolist(), random.getstate(), legacy[1].tolist(), legacy[2]
-
-
 def tell(epoch: int, recipe: Recipe, loss: float) -> None:
     """Say how the epoch went; loudly if it went to ruin."""
     if not math.isfinite(loss):
@@ -355,12 +236,12 @@ class Feed:
     Which batch is next is known to the device alone, and tensors stay where they are, so that steps can be recorded.
     """
 
-    def __init__(self, task: Task, recipe: Recipe, with_outliers: bool) -> None:
-        self.task, device = task, task.train.x.device
+    def __init__(self, data: TrainingData, recipe: Recipe, with_outliers: bool) -> None:
+        self.data, device = data, data.device
         # the same for every method, whatever else it draws
         self.generator = generator_for("batches", recipe.seed, device=device)
-        self.size = min(recipe.batch_size, len(task.train))
-        self.steps = len(task.train) // self.size
+        self.size = min(recipe.batch_size, len(data.train))
+        self.steps = len(data.train) // self.size
         self.place = torch.zeros(1, dtype=torch.long, device=device)
         self.inside = torch.zeros(self.steps, self.size, dtype=torch.long, device=device)
         self.outside = torch.zeros_like(self.inside) if with_outliers else None
@@ -369,15 +250,15 @@ class Feed:
     def shuffle(self) -> None:
         """Begin an epoch."""
         self.place.zero_()
-        self.inside.copy_(self._order(len(self.task.train)))
+        self.inside.copy_(self._order(len(self.data.train)))
         if self.outside is None:
             return
-        pool, x = self.task.outliers.epoch(self.generator), self.task.train.x
+        pool, x = self.data.shown.epoch(self.generator), self.data.train.x
         if pool.dtype != x.dtype:
             raise ValueError(f"outliers are {pool.dtype}, inliers {x.dtype}; bring them to one type and range")
         check_finite("an epoch of outliers", pool)
         if self.pool is None or not pool.is_cuda:
-            self.pool = pool if isinstance(self.task.outliers, Fixed) or not pool.is_cuda else pool.clone()
+            self.pool = pool if isinstance(self.data.outliers, Fixed) or not pool.is_cuda else pool.clone()
         elif pool is not self.pool:
             self.pool.copy_(pool)
         self.outside.copy_(self._order(len(pool)))
@@ -394,13 +275,13 @@ class Feed:
     def next(self) -> tuple[Tensor, Tensor]:
         """Inputs, inliers first, then outliers, augmented alike; and the inliers' labels."""
         rows = self.inside[self.place].squeeze(0)
-        x = self.task.train.x[rows]
+        x = self.data.train.x[rows]
         if self.outside is not None and self.pool is not None:
             x = torch.cat([x, self.pool[self.outside[self.place].squeeze(0)]])
-        if self.task.augment:
-            x = self.task.augment(x, self.generator)
+        if self.data.augment:
+            x = self.data.augment(x, self.generator)
         self.place += 1
-        return as_input(x), self.task.train.y[rows]
+        return as_input(x), self.data.train.y[rows]
 
 
 def check_logits(logits: Tensor, inputs: int, likelihood: Likelihood) -> None:

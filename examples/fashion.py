@@ -23,7 +23,7 @@ def main(data: Path, count: int = 6000, epochs: int = 12, tested: int = 2000) ->
     grey = photographs[:: len(photographs) // DIGITS_AND_PHOTOGRAPHS].float().mean(1, keepdim=True).byte()
     outliers = torch.cat([digits[:DIGITS_AND_PHOTOGRAPHS], grey[:, :, 2:30, 2:30]])  # at 28x28, as the clothes
 
-    model = demur.Classifier("la+nc", epochs=epochs).fit(x, y, outliers, made="patches")
+    model = demur.Classifier("la+nc", synthetic="patches", epochs=epochs).fit(x, y, outliers)
     model.save("fashion.demur")
 
     x_test, y_test = (each[:tested] for each in store.images("fashion_mnist", "test"))

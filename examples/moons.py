@@ -14,7 +14,7 @@ from demur.study import study
 
 
 def moons() -> demur.Task:
-    """Outliers to train with lie in a square around the moons, those to test with in a ring."""
+    """Outliers to train with lie in a square around the moons, those to test with on a circle."""
 
     def split(count: int, seed: int) -> demur.Split:
         x, y = make_moons(count, noise=0.1, random_state=seed)
@@ -23,8 +23,9 @@ def moons() -> demur.Task:
     generator = torch.Generator().manual_seed(0)
     square = 8 * torch.rand(1000, 2, generator=generator) - 4
     angle = 2 * torch.pi * torch.rand(500, generator=generator)
-    ring = 4 * torch.stack([angle.cos(), angle.sin()], 1)
-    return demur.Task("moons", ("upper", "lower"), split(500, 0), split(200, 1), split(500, 2), square, {"ring": ring})
+    circle = 4 * torch.stack([angle.cos(), angle.sin()], 1)
+    training = demur.TrainingData(split(500, 0), validation=split(200, 1), outliers=square)
+    return demur.Task("moons", ("upper", "lower"), training, demur.TestData(split(500, 2), {"circle": circle}))
 
 
 grid = study(

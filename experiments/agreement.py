@@ -41,7 +41,7 @@ def plainly() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch("demur.training.mixed_precision", float32))
         stack.enter_context(mock.patch("demur.predictive.mixed_precision", float32))
-        stack.enter_context(mock.patch("demur.training.needs_host", never_recorded))
+        stack.enter_context(mock.patch("demur.graphs.needs_host", never_recorded))
         stack.enter_context(torch.backends.cudnn.flags(enabled=True, allow_tf32=False))
         yield
 
@@ -56,12 +56,12 @@ def trained(task: Task, seed: int, epochs: int) -> dict[str, float]:
     given, likelihood = setting(task.name, "map+nc"), none_class(task.num_classes)
     losses: list[EpochReport] = []
     with observed(losses.append):
-        posterior = MAP().fit(given.network, likelihood, task, replace(given.recipe, seed=seed, epochs=epochs))
-    test = predict(posterior, likelihood, task.test.x)
-    outside = [predict(posterior, likelihood, x) for name, x in task.ood_test.items() if name != FAR_AWAY]
+        posterior = MAP().fit(given.network, likelihood, task.training, replace(given.recipe, seed=seed, epochs=epochs))
+    test = predict(posterior, likelihood, task.testing.test.x)
+    outside = [predict(posterior, likelihood, x) for name, x in task.testing.ood.items() if name != FAR_AWAY]
     return {
         "loss, nats": losses[-1].loss,
-        "accuracy, %": 100 * accuracy(test, task.test.y.cpu()),
+        "accuracy, %": 100 * accuracy(test, task.testing.test.y.cpu()),
         "mean FPR95, %": 100 * mean(ood_metrics(test, out)["fpr95"] for out in outside),
     }
 
@@ -74,7 +74,7 @@ def main(data: Path, name: str, epochs: int, limit: int | None) -> None:
             with applied():
                 found[way].append(trained(task, seed, epochs))
             print(f"seed {seed}, {way}: {found[way][-1]}", flush=True)
-    print(f"\n{name}, map+nc, {epochs} epochs of {len(task.train)} inliers, {torch.cuda.get_device_name()}")
+    print(f"\n{name}, map+nc, {epochs} epochs of {len(task.training.train)} inliers, {torch.cuda.get_device_name()}")
     for figure in found["fast"][0]:
         values = {way: [one[figure] for one in runs] for way, runs in found.items()}
         ways = "   ".join(f"{way} {mean(of):8.4f} +- {stdev(of):.4f}" for way, of in values.items())

@@ -25,8 +25,8 @@ from demur.predictive import predict
 from demur.study.cells import load_data
 from demur.study.run import FAR_AWAY
 from demur.tasks import Store, load
-from demur.tasks.base import Fixed
 from demur.tasks.images import CroppedOrResized
+from demur.training_data import Fixed
 
 WIDE = [task for task, settings in SETTINGS.items() if settings is WIDE_RESNET]
 
@@ -86,13 +86,18 @@ def main() -> None:
         task = load(given.task, store=store, outliers=given.outliers, limit=given.limit, exclude_overlap=True).to(
             given.device
         )
-    if given.augmentation == "inliers" and task.augment is None:
+    if given.augmentation == "inliers" and task.training.augment is None:
         parser.error(f"--augmentation inliers: {given.task} is not augmented in this convention; leave it out")
     if given.augmentation == "off":
-        task = replace(task, augment=None)
-    if given.augmentation == "inliers" and (augment := task.augment):
-        task = replace(task, augment=lambda x, draw: torch.cat([augment(x[: len(x) // 2], draw), x[len(x) // 2 :]]))
-    rows = torch.randperm(task.outliers.shape[0], generator=torch.Generator().manual_seed(0))
+        task = replace(task, training=replace(task.training, augment=None))
+    if given.augmentation == "inliers" and (augment := task.training.augment):
+        task = replace(
+            task,
+            training=replace(
+                task.training, augment=lambda x, draw: torch.cat([augment(x[: len(x) // 2], draw), x[len(x) // 2 :]])
+            ),
+        )
+    rows = torch.randperm(task.training.outliers.shape[0], generator=torch.Generator().manual_seed(0))
     if given.kinds:
         _, kinds = store.images(task.trained_with, "train")
         if kinds is None or given.kinds > kinds.max() + 1:
@@ -106,17 +111,17 @@ def main() -> None:
     if (given.kinds or given.photographs) and given.outliers:
         parser.error(f"--outliers {given.outliers}: not with --kinds or --photographs; leave one out")
     if given.kinds or given.photographs:
-        kept = {name: pictures[rows.to(given.device)] for name, pictures in vars(task.outliers).items()}
-        task = replace(task, outliers=replace(task.outliers, **kept))
+        kept = {name: pictures[rows.to(given.device)] for name, pictures in vars(task.training.outliers).items()}
+        task = replace(task, training=replace(task.training, outliers=replace(task.training.outliers, **kept)))
     if given.crops == "off":
-        if not isinstance(task.outliers, CroppedOrResized):
+        if not isinstance(task.training.outliers, CroppedOrResized):
             parser.error(f"--crops off: the outliers of {given.task} are never cropped; leave it out")
-        task = replace(task, outliers=Fixed(task.outliers.resized))
+        task = replace(task, training=replace(task.training, outliers=Fixed(task.training.outliers.resized)))
     likelihood = fit.likelihood(task.num_classes)
-    posterior = fit.inference.fit(fit.network, likelihood, task, fit.recipe)
-    test = predict(posterior, likelihood, task.test.x)
-    ood = {name: ood_metrics(test, predict(posterior, likelihood, x)) for name, x in task.ood_test.items()}
-    figures = {name: METRICS[name](test, task.test.y.cpu()) for name in ("accuracy_with_none", "ece_published")}
+    posterior = fit.inference.fit(fit.network, likelihood, task.training, fit.recipe)
+    test = predict(posterior, likelihood, task.testing.test.x)
+    ood = {name: ood_metrics(test, predict(posterior, likelihood, x)) for name, x in task.testing.ood.items()}
+    figures = {name: METRICS[name](test, task.testing.test.y.cpu()) for name in ("accuracy_with_none", "ece_published")}
     for metric in ("fpr95", "none_share_fpr95"):
         figures |= {f"{metric} {name}": one[metric] for name, one in ood.items() if name != FAR_AWAY and metric in one}
     said = {name: value for name, value in vars(given).items() if name not in ("data", "device") and value is not None}

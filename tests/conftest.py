@@ -1,15 +1,18 @@
 """Small tasks and networks that the tests share."""
 
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from demur.likelihoods import LIKELIHOODS, Likelihood
 from demur.networks import mlp
-from demur.tasks.base import Fixed, Recipe, Split, Task
+from demur.tasks.base import Task, TestData
+from demur.training_data import Fixed, Recipe, Split, TrainingData
 
 torch.set_num_threads(1)  # the tests run in two processes
 
@@ -42,12 +45,14 @@ def make_task(shape: tuple[int, ...] = (4,), classes: int = 3, count: int = 96) 
     return Task(
         "clouds",
         ("a", "b", "c")[:classes],
-        draw(count),
-        draw(48),
-        draw(60),
-        Fixed(outliers[0]),
-        {"around": outliers[1]},
+        TrainingData(draw(count), draw(48), Fixed(outliers[0])),
+        TestData(draw(60), {"around": outliers[1]}),
     )
+
+
+def changed(task: Task, **training: Any) -> Task:
+    """The same task with other data to fit with."""
+    return replace(task, training=replace(task.training, **training))
 
 
 @pytest.fixture

@@ -13,8 +13,10 @@ from demur.data.store import Store
 from demur.outliers.noise import Mixed, smooth, uniform
 from demur.outliers.overlap import overlapping_classes, read_class_names, read_known_overlap
 from demur.outliers.spectrum import Levelled, mean_power
-from demur.tasks.base import Fixed, Split, Task
+from demur.tasks.base import Task, TestData
 from demur.tasks.text import sst
+from demur.training_data import Fixed, Split, TrainingData
+from tests.conftest import changed
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -47,7 +49,12 @@ def test_all_planted_duplicates_are_found_and_no_others(pictures: dict[str, Tens
     shown = torch.cat([outside, one_pixel_replaced(inside[noisy]), one_level_noise(inside[grainy]), inside[copied]])
     y = torch.zeros(len(inside), dtype=torch.long)
     train, test = Split(inside[:3000], y[:3000]), Split(inside[3000:], y[3000:])
-    task = Task("planted", CIFAR10, train, Split(train.x[:1], y[:1]), test, Fixed(shown), {"cifar100": outside[:500]})
+    task = Task(
+        "planted",
+        CIFAR10,
+        TrainingData(train, Split(train.x[:1], y[:1]), Fixed(shown)),
+        TestData(test, {"cifar100": outside[:500]}),
+    )
     found = {row.set: row for row in picture_duplicates(task)}
     near = {*found["train"].near, *(index + 3000 for index in found["test"].near)}
     exact = {*found["train"].exact, *(index + 3000 for index in found["test"].exact)}
@@ -64,7 +71,9 @@ def test_levelled_copies_are_found_in_what_they_were(pictures: dict[str, Tensor]
     split = Split(inside, y)
     soft = Levelled(Fixed(shown), mean_power(smooth(inside, generator())))
     for outliers, least in ((soft, 50), (Mixed((Fixed(outside), soft)), 40)):  # a mix takes 500 of its 550
-        found = picture_duplicates(Task("planted", CIFAR10, split, split, split, outliers, {}))[0].exact
+        found = picture_duplicates(Task("planted", CIFAR10, TrainingData(split, split, outliers), TestData(split, {})))[
+            0
+        ].exact
         assert set(found) <= set(range(50))
         assert len(found) >= least
 
@@ -166,8 +175,8 @@ def test_levelling_closes_what_two_tokenizers_leave_open(store: Store) -> None:
 
 def test_text_audit_counts_equal_sentences_and_speaks(store: Store) -> None:
     task = sst(store)
-    shown = torch.cat([task.outliers.epoch(torch.Generator()), task.ood_test["snli"][1:]])
-    task = Task("sst", task.classes, task.train, task.validation, task.test, Fixed(shown), task.ood_test)
+    shown = torch.cat([task.training.outliers.epoch(torch.Generator()), task.testing.ood["snli"][1:]])
+    task = changed(task, outliers=Fixed(shown))
     found = audit(task, store)
     assert {row.set: row.near for row in found.duplicates}["snli"] == (1,)
     text = "\n".join(found.lines())

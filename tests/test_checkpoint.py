@@ -21,8 +21,9 @@ from demur.likelihoods import none_class, plain
 from demur.networks import lenet, mlp, wide_resnet
 from demur.outliers.synthetic import IndependentColumns
 from demur.predictive import predict
-from demur.tasks.base import Fixed, Recipe, Split, Task
-from tests.conftest import make_task
+from demur.tasks.base import Task
+from demur.training_data import Fixed, Recipe, Split
+from tests.conftest import changed, make_task
 from tests.test_posterior import Normed, Tied
 
 
@@ -43,7 +44,7 @@ METHODS = {
 def test_killed_and_resumed_equals_never_killed(name, optimizer, task, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN", 0.0)
     recipe = Recipe(epochs=8, batch_size=32, optimizer=optimizer, lr=1e-2)
-    whole = METHODS[name].fit(Normed, none_class(3), task, recipe)
+    whole = METHODS[name].fit(Normed, none_class(3), task.training, recipe)
 
     for dies_after in (2, 5, 7):
 
@@ -52,14 +53,14 @@ def test_killed_and_resumed_equals_never_killed(name, optimizer, task, tmp_path,
                 raise Killed
 
         with pytest.raises(Killed), checkpointed(tmp_path / "c"), training.observed(die):
-            METHODS[name].fit(Normed, none_class(3), task, recipe)
+            METHODS[name].fit(Normed, none_class(3), task.training, recipe)
         torch.rand(3)  # a new process has another random state
     told = []
     with checkpointed(tmp_path / "c") as kept, training.observed(told.append):
-        resumed = METHODS[name].fit(Normed, none_class(3), task, recipe)
+        resumed = METHODS[name].fit(Normed, none_class(3), task.training, recipe)
     assert [report.epoch for report in told] == [7, 8]
     assert kept.resumed == [6]
-    made, expected = (predict(p, none_class(3), task.test.x) for p in (resumed, whole))
+    made, expected = (predict(p, none_class(3), task.testing.test.x) for p in (resumed, whole))
     assert torch.equal(made.probs, expected.probs)
 
 
@@ -75,7 +76,7 @@ def test_the_seconds_of_every_try_are_counted(task, tmp_path, monkeypatch):
                 raise Killed
 
         with pytest.raises(Killed), checkpointed(tmp_path / "c"), training.observed(die):
-            MAP().fit(Normed, none_class(3), task, Recipe(epochs=8, batch_size=32))
+            MAP().fit(Normed, none_class(3), task.training, Recipe(epochs=8, batch_size=32))
         now[0] += 500  # while nobody trains
         assert seconds_in(tmp_path / "c") == in_all
 
@@ -87,16 +88,16 @@ def test_the_seconds_of_every_try_are_counted(task, tmp_path, monkeypatch):
 def test_weights_in_another_memory_layout_resume_alike(network, optimizer, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN", 0.0)
     task, recipe = make_task((3, 8, 8), count=32), Recipe(epochs=3, batch_size=16, optimizer=optimizer, lr=1e-2)
-    whole = MAP().fit(network, none_class(3), task, recipe)
+    whole = MAP().fit(network, none_class(3), task.training, recipe)
 
     def die(report: training.EpochReport) -> None:
         if report.epoch == 3:
             raise Killed
 
     with pytest.raises(Killed), checkpointed(tmp_path / "c"), training.observed(die):
-        MAP().fit(network, none_class(3), task, recipe)
+        MAP().fit(network, none_class(3), task.training, recipe)
     with checkpointed(tmp_path / "c") as kept:
-        resumed = MAP().fit(network, none_class(3), task, recipe)
+        resumed = MAP().fit(network, none_class(3), task.training, recipe)
     assert kept.resumed == [2]
     for resumed_p, p in zip(resumed.network.parameters(), whole.network.parameters(), strict=True):
         assert torch.equal(resumed_p, p)
@@ -105,12 +106,12 @@ def test_weights_in_another_memory_layout_resume_alike(network, optimizer, tmp_p
 def test_members_of_an_ensemble_do_not_take_each_others_checkpoints(task, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN", 0.0)
     recipe = Recipe(epochs=3, batch_size=32)
-    alone = Ensemble(members=2).fit(Normed, none_class(3), task, recipe)
+    alone = Ensemble(members=2).fit(Normed, none_class(3), task.training, recipe)
     with checkpointed(tmp_path / "c") as kept:
-        together = Ensemble(members=2).fit(Normed, none_class(3), task, recipe)
+        together = Ensemble(members=2).fit(Normed, none_class(3), task.training, recipe)
     assert kept.resumed == []
     for draw in range(2):
-        assert torch.equal(alone.logits(task.test.x, draw), together.logits(task.test.x, draw))
+        assert torch.equal(alone.logits(task.testing.test.x, draw), together.logits(task.testing.test.x, draw))
 
 
 def test_tied_weights_are_continued(task, tmp_path, monkeypatch):
@@ -118,9 +119,9 @@ def test_tied_weights_are_continued(task, tmp_path, monkeypatch):
     network = lambda outputs: nn.Sequential(Tied(), nn.Linear(4, outputs))  # noqa: E731
     recipe = Recipe(epochs=3, batch_size=32)
     with checkpointed(tmp_path / "c") as kept:
-        first, second = (MAP().fit(network, none_class(3), task, recipe) for _ in range(2))
+        first, second = (MAP().fit(network, none_class(3), task.training, recipe) for _ in range(2))
     assert kept.resumed == [3]
-    assert torch.equal(first.logits(task.test.x), second.logits(task.test.x))
+    assert torch.equal(first.logits(task.testing.test.x), second.logits(task.testing.test.x))
 
 
 # whose checkpoint it is ---------------------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ def fit_beside(path: Path, task: Task, made_with: str = "", **changed: Any) -> l
     network, likelihood = changed.get("network", Normed), changed.get("likelihood", none_class(3))
     method, recipe = changed.get("method", MAP()), changed.get("recipe", RECIPE)
     with checkpointed(path, made_with) as kept:
-        method.fit(network, likelihood, task, recipe)
+        method.fit(network, likelihood, task.training, recipe)
     return kept.resumed
 
 
@@ -146,9 +147,11 @@ def written(task, tmp_path, monkeypatch) -> Path:
 
 
 def test_the_same_data_held_elsewhere_goes_on(task, written):
-    train, outliers = Split(task.train.x.clone(), task.train.y.clone()), Fixed(task.outliers.x.clone())
-    ood_test = {"others": task.test.x}
-    same = replace(task, train=train, outliers=outliers, validation=task.test, ood_test=ood_test)
+    train, outliers = (
+        Split(task.training.train.x.clone(), task.training.train.y.clone()),
+        Fixed(task.training.outliers.x.clone()),
+    )
+    same = changed(task, train=train, outliers=outliers, validation=task.testing.test)
     assert fit_beside(written, same) == [3]
 
 
@@ -159,12 +162,16 @@ def one_changed(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     "other",
     [
-        lambda task: replace(task, train=Split(one_changed(task.train.x), task.train.y)),
-        lambda task: replace(task, train=Split(task.train.x, task.train.y.roll(1))),
-        lambda task: replace(task, train=Split(task.train.x.double(), task.train.y), outliers=task.outliers.x.double()),
-        lambda task: replace(task, outliers=Fixed(one_changed(task.outliers.x))),
-        lambda task: replace(task, outliers=IndependentColumns(task.outliers.x)),
-        lambda task: replace(task, augment=lambda x, generator: x),
+        lambda task: changed(task, train=Split(one_changed(task.training.train.x), task.training.train.y)),
+        lambda task: changed(task, train=Split(task.training.train.x, task.training.train.y.roll(1))),
+        lambda task: changed(
+            task,
+            train=Split(task.training.train.x.double(), task.training.train.y),
+            outliers=task.training.outliers.x.double(),
+        ),
+        lambda task: changed(task, outliers=Fixed(one_changed(task.training.outliers.x))),
+        lambda task: changed(task, outliers=IndependentColumns(task.training.outliers.x)),
+        lambda task: changed(task, augment=lambda x, generator: x),
     ],
     ids=["inputs", "labels", "type", "outliers", "how outliers are made", "augmentation"],
 )
@@ -174,7 +181,7 @@ def test_a_checkpoint_of_other_data_is_not_continued(other, task, written):
 
 def test_outliers_that_are_not_looked_at_do_not_matter(task, written):
     fit_beside(written, task, likelihood=plain(3))
-    others = replace(task, outliers=Fixed(one_changed(task.outliers.x)))
+    others = changed(task, outliers=Fixed(one_changed(task.training.outliers.x)))
     assert fit_beside(written, others, likelihood=plain(3)) == [3]
 
 
@@ -225,7 +232,7 @@ def change_header(path: Path, **changed: object) -> None:
 )
 def test_a_damaged_checkpoint_is_set_aside(damage, task, written):
     """Once: the next time there is none, and then a whole one."""
-    expected = MAP().fit(Normed, none_class(3), task, RECIPE)
+    expected = MAP().fit(Normed, none_class(3), task.training, RECIPE)
     damage(written)
     with pytest.warns(UserWarning, match=r"c is damaged .*, and training starts anew; .* c.damaged and may be deleted"):
         assert seconds_in(written) == 0
@@ -233,8 +240,8 @@ def test_a_damaged_checkpoint_is_set_aside(damage, task, written):
     assert fit_beside(written, task) == []
     assert fit_beside(written, task) == [3]
     with checkpointed(written):
-        again = MAP().fit(Normed, none_class(3), task, RECIPE)
-    assert torch.equal(again.logits(task.test.x), expected.logits(task.test.x))
+        again = MAP().fit(Normed, none_class(3), task.training, RECIPE)
+    assert torch.equal(again.logits(task.testing.test.x), expected.logits(task.testing.test.x))
 
 
 def test_training_itself_sets_it_aside(task, written):
@@ -245,7 +252,7 @@ def test_training_itself_sets_it_aside(task, written):
 
 def test_without_a_checkpoint_no_data_is_hashed(task, monkeypatch):
     monkeypatch.setattr(training, "digest", None)
-    MAP().fit(Normed, none_class(3), task, RECIPE)
+    MAP().fit(Normed, none_class(3), task.training, RECIPE)
 
 
 # several networks, a folder -----------------------------------------------------------------------------------------
@@ -265,21 +272,21 @@ def killed_after(epoch: int, network: int = 1):
 
 def test_in_a_folder_every_member_of_an_ensemble_is_kept(task, tmp_path):
     recipe = Recipe(epochs=3, batch_size=32)
-    whole = Ensemble(members=3).fit(Normed, none_class(3), task, recipe)
+    whole = Ensemble(members=3).fit(Normed, none_class(3), task.training, recipe)
     told = []
     with pytest.raises(Killed), checkpointed(tmp_path), training.observed(killed_after(2, network=3)):
-        Ensemble(members=3).fit(Normed, none_class(3), task, recipe)
+        Ensemble(members=3).fit(Normed, none_class(3), task.training, recipe)
     with checkpointed(tmp_path) as place, training.observed(told.append):
-        resumed = Ensemble(members=3).fit(Normed, none_class(3), task, recipe)
+        resumed = Ensemble(members=3).fit(Normed, none_class(3), task.training, recipe)
     assert [report.epoch for report in told] == [1, 2, 3]  # of the third alone: the others were finished
     assert place.used == {*tmp_path.iterdir()}
     for draw in range(3):
-        assert torch.equal(resumed.logits(task.test.x, draw), whole.logits(task.test.x, draw))
+        assert torch.equal(resumed.logits(task.testing.test.x, draw), whole.logits(task.testing.test.x, draw))
 
 
 def test_in_a_folder_the_checkpoint_of_other_data_stays(task, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN", 0.0)
-    other = replace(task, train=Split(one_changed(task.train.x), task.train.y))
+    other = changed(task, train=Split(one_changed(task.training.train.x), task.training.train.y))
     fit_beside(tmp_path, task)
     (kept,) = tmp_path.iterdir()
     before = kept.read_bytes()
@@ -293,10 +300,11 @@ def test_a_checkpoint_of_another_method_is_not_continued(task, tmp_path):
     recipe = Recipe(epochs=4, batch_size=32)
     chain = CyclicalSGHMC(cycles=1, samples_per_cycle=2, length=1.0)
     with checkpointed(tmp_path):
-        MAP().fit(Normed, none_class(3), task, recipe)
+        MAP().fit(Normed, none_class(3), task.training, recipe)
     with pytest.warns(UserWarning, match="is of other data"), checkpointed(tmp_path):
-        resumed = chain.fit(Normed, none_class(3), task, recipe)
-    alone = chain.fit(Normed, none_class(3), task, recipe)
+        resumed = chain.fit(Normed, none_class(3), task.training, recipe)
+    alone = chain.fit(Normed, none_class(3), task.training, recipe)
     assert torch.equal(
-        predict(resumed, none_class(3), task.test.x).probs, predict(alone, none_class(3), task.test.x).probs
+        predict(resumed, none_class(3), task.testing.test.x).probs,
+        predict(alone, none_class(3), task.testing.test.x).probs,
     )

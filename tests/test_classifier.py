@@ -1,6 +1,7 @@
 """The estimator keeps scikit-learn's contract and its own: decisions, thresholds, kinds of data, adopted networks."""
 
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,8 @@ from demur.classifier.adoption import find_head, with_outputs
 from demur.classifier.fitting import divided, held_out_outliers
 from demur.outliers.spectrum import Levelled, mean_power
 from demur.outliers.synthetic import WidenedBox
-from demur.tasks.base import Fixed
+from demur.outliers.values import synthetic
+from demur.training_data import Fixed
 
 FAST = demur.Classifier(method="map+nc", epochs=12, batch_size=16, lr=5e-3, device="cpu")
 few_to_calibrate = pytest.mark.filterwarnings("ignore:keep=.* needs")
@@ -55,34 +57,46 @@ def test_scikit_learn_tools_take_it(wine):
         demur.Classifier("la").fit(x, y, outliers)
 
 
-def test_made_up_outliers_stand_beside_those_given(wine):
+def test_synthetic_outliers_stand_beside_those_given(wine):
     """The third wine is not what the box around the others is made of: only shown both, it is sure of both."""
     x, y, third = wine
     box = WidenedBox(torch.from_numpy(x)).epoch(torch.Generator().manual_seed(0)).numpy()
     model = demur.Classifier("map+nc", epochs=60, device="cpu")
-    told, both = (clone(model).fit(x, y, third, made) for made in (None, "box"))
+    told, both = (clone(model).set_params(synthetic=name).fit(x, y, third) for name in (None, "box"))
     assert told.report_["outliers"] == "48 given"
     assert both.report_["outliers"] == "48 given+box"
     assert min(one.outlier_score(third, "none").mean() for one in (told, both)) > 0.9
     less, more = (one.outlier_score(box, "none").mean() for one in (told, both))
     assert less < 0.9 < more
-    for alone, instead in ((None, "box"), ("columns", r"columns\+box")):
-        with pytest.raises(
-            ValueError, match=f"made 'box' goes beside real outliers.* or give '{instead}' as the outliers"
-        ):
-            model.fit(x, y, alone, made="box")
+    same = clone(model).set_params(synthetic=synthetic("box")).fit(x, y, third)  # a value in place of its name
+    assert (same.predict_proba(x) == both.predict_proba(x)).all()
+
+
+def test_names_that_no_outliers_have_are_refused(wine):
+    x, y, third = wine
+    model = demur.Classifier("map+nc", epochs=1, device="cpu")
     for shown in (None, third):
-        with pytest.raises(ValueError, match="unknown made-up outliers for rows 'bix'; did you mean 'box'"):
-            model.fit(x, y, shown, made="bix")
-    with pytest.raises(ValueError, match="unknown made-up outliers for rows 'levelled'"):
-        model.fit(x, y, third, made="levelled")
-    with pytest.raises(ValueError, match="unknown made-up outliers for rows ''"):
-        model.fit(x, y, third, made="")
+        for name in ("bix", ""):
+            with pytest.raises(ValueError, match=f"unknown made-up outliers for rows '{name}'"):
+                clone(model).set_params(synthetic=name).fit(x, y, shown)
+    with pytest.raises(ValueError, match="'levelled' are images, and the data is rows"):
+        clone(model).set_params(synthetic="spectrum_matched").fit(x, y, third)
+    with pytest.raises(ValueError, match="'levelled' goes beside real outliers, and there are none"):
+        clone(model).set_params(synthetic="spectrum_matched").fit(x, y)
+    with pytest.raises(
+        ValueError, match=r"outliers 'box' is a name; give inputs like X, or Classifier\(synthetic='box'\)"
+    ):
+        model.fit(x, y, "box")
     with pytest.raises(ValueError, match="'map' does not train with them"):
-        demur.Classifier("map").fit(x, y, made="box")
+        demur.Classifier("map", synthetic="box").fit(x, y)
 
 
-def test_given_pictures_can_be_made_as_sharp_as_the_inliers():
+def test_a_search_compares_synthetic_outliers(wine):
+    search = GridSearchCV(replace_parameters(FAST, epochs=2), {"synthetic": ["box", "columns"]}, cv=2).fit(*wine[:2])
+    assert search.best_estimator_.report_["outliers"] in ("box", "columns")
+
+
+def test_given_images_can_be_made_as_sharp_as_the_inliers():
     """Dark and bright are classes, middling is neither; told by noise alone, a network goes by that it is noise."""
     draw = torch.Generator().manual_seed(0)
     y = np.repeat(["dark", "bright"], 100)
@@ -92,20 +106,12 @@ def test_given_pictures_can_be_made_as_sharp_as_the_inliers():
     soft = Levelled(Fixed(noise), mean_power(x)).epoch(draw)
     assert soft.flatten(1).std(1).max() < 0.01
     model = demur.Classifier("map+nc", epochs=120, lr=3e-3, device="cpu")
-    told, both = (clone(model).fit(x, y, noise, made) for made in (None, "levelled"))
+    with pytest.warns(UserWarning, match=r"sharpness alone tells the outliers from the inliers \(AUROC 1\.000\)"):
+        told = clone(model).fit(x, y, noise)
+    both = clone(model).set_params(synthetic="spectrum_matched").fit(x, y, noise)
     assert both.report_["outliers"] == "200 given+levelled"
     less, more = (one.outlier_score(soft, "none").mean() for one in (told, both))
     assert less < 0.7 < 0.9 < more
-    with pytest.raises(ValueError, match=r"'levelled' are made from real ones, .*; give some, and 'levelled' as made"):
-        model.fit(x, y, "levelled")
-    with pytest.raises(
-        ValueError, match=r"made 'levelled' goes beside real outliers, and there are none; give some as outliers$"
-    ):
-        model.fit(x, y, made="levelled")
-    with pytest.raises(
-        ValueError, match=r"give some as outliers, or give 'smooth\+patches' as the outliers for made-up ones alone"
-    ):
-        model.fit(x, y, "smooth", made="levelled+patches")
 
 
 # answers -----------------------------------------------------------------------------------------------------------
@@ -314,6 +320,10 @@ def test_texts_are_read_by_the_training_words():
     assert model.report_["outliers"] == "words"
     assert (model.predict(QUESTIONS) == y).mean() > 0.9
     assert (model.predict_proba(["Who IS that man?"]) == model.predict_proba(["who is that man"])).all()
+    assert model.report_["laplace_over"] == "head"
+    asked = replace(demur.parse_method("la+nc"), inference=demur.Laplace())
+    with pytest.raises(ValueError, match="would take hours"), pytest.warns(UserWarning, match="real ones do better"):
+        demur.Classifier(asked, epochs=1, device="cpu").fit(QUESTIONS, y)
     with pytest.raises(ValueError, match="float in row 1"):
         model.predict(["who", float("nan")])
 
@@ -360,9 +370,9 @@ class Tied(nn.Module):
 
 def test_a_backbone_in_the_manner_of_timm():
     x, y = pictures()
-    model = demur.Classifier("la+nc", Backbone, epochs=8, lr=0.01, batch_size=16, device="cpu").fit(
-        x, y, outliers="patches"
-    )
+    model = demur.Classifier(
+        "la+nc", Backbone, synthetic="patches", epochs=8, lr=0.01, batch_size=16, device="cpu"
+    ).fit(x, y)
     assert model.score(x, y) > 0.9
 
 
@@ -417,13 +427,13 @@ def trained() -> tuple[nn.Module, np.ndarray, np.ndarray]:
 def test_an_adopted_network_keeps_what_it_knew(trained):
     model, x, y = trained
     before = deepcopy(model.state_dict())
-    adopted = demur.adopt(model, x, y, "patches", epochs=2, classes=["lower", "upper"], lr=1e-3, device="cpu")
+    adopted = demur.adopt(model, x, y, synthetic="patches", epochs=2, classes=["lower", "upper"], lr=1e-3, device="cpu")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert adopted.report_["original_accuracy"] == 1.0
     assert adopted.report_["accuracy"] >= 0.95
     assert list(adopted.classes_) == ["lower", "upper"]
     assert adopted.likelihood_.has_none_class
-    shuffled = demur.adopt(model, x, y, "patches", epochs=1, classes=["upper", "lower"], device="cpu")
+    shuffled = demur.adopt(model, x, y, synthetic="patches", epochs=1, classes=["upper", "lower"], device="cpu")
     assert shuffled.report_["original_accuracy"] == 0.0  # the outputs' names are taken at their word
 
 

@@ -1,6 +1,8 @@
 """The command line as a user has it: a process, its files, its exit code."""
 
 import json
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -100,3 +102,99 @@ def test_toy_draws_a_picture(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "setting", lambda task, inference: quick)
     figures.draw_toy(tmp_path / "toy.png")
     assert (tmp_path / "toy.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def in_shell(line: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
+    """A command line of a shell, in which `demur` is this one."""
+    code = "import torch; torch.set_num_threads(1); from demur.cli import main; main()"
+    demur = f'demur() {{ {shlex.quote(sys.executable)} -c {shlex.quote(code)} "$@"; }}; set -o pipefail; '
+    kept = {name: value for name, value in os.environ.items() if name not in ("HOME", *environment)}
+    return subprocess.run(
+        ["bash", "-c", demur + line], capture_output=True, text=True, check=False, cwd=cwd, env={**kept, **environment}
+    )
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """A folder with a model and rows to predict."""
+    folder = tmp_path_factory.mktemp("rows")
+    lines = [f"{number % 7},{number % 3},{'ab'[number % 2]}" for number in range(60)]
+    (folder / "rows.csv").write_text("x,y,label\n" + "\n".join(lines) + "\n")
+    done = in_shell("demur fit rows.csv -o model --epochs 1 --method map", folder, HOME=str(folder))
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        ("demur predict model rows.csv >&-", 0, ""),
+        ("demur predict model rows.csv <&- 2>&-", 0, ""),
+        ("demur predict model - <&-", 2, "standard input cannot be read as csv"),
+        ("demur predict model rows.csv > /dev/full", 2, "the output cannot be read or written (No space left"),
+        ("demur predict model rows.csv | head -1; true", 0, ""),
+        ("demur predict model - < rows.csv", 0, ""),
+        ("cat rows.csv | demur predict model -", 0, ""),
+    ],
+)
+def test_streams_may_be_closed_full_or_broken(rows, line, code, says):
+    done = in_shell(line, rows, HOME=str(rows))
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == bool(says)
+
+
+def test_there_may_be_no_home_and_no_name_of_the_user(rows):
+    """HOME is not set, and the password database does not know us."""
+    nobody = (
+        "import pwd\ndef unknown(uid): raise KeyError(f'getpwuid(): uid not found: {uid}')\npwd.getpwuid = unknown\n"
+    )
+    (rows / "sitecustomize.py").write_text(nobody)
+    path = os.pathsep.join([str(rows), *sys.path[1:], os.getcwd()])
+    fitted = in_shell("demur fit rows.csv -o nameless --epochs 1 --outliers rows.csv", rows, PYTHONPATH=path)
+    assert fitted.returncode == 0, fitted.stderr
+    assert (rows / "nameless" / "manifest.json").is_file()
+    listed = in_shell("demur data list", rows, PYTHONPATH=path)
+    assert listed.returncode == 2
+    assert listed.stderr == (
+        "demur: there is no home folder to keep data in; name a folder with --data or DEMUR_DATA\n"
+    )
+
+
+def test_ctrl_c_while_modules_are_loaded_is_one_line(tmp_path):
+    """Whichever module is being loaded: importing typer, and later torch, is stopped as by Ctrl-C."""
+    for name in ("typer", "torch"):
+        stop = f"""
+import sys
+from importlib.abc import MetaPathFinder
+
+class Stop(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {name!r}:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Stop())
+sys.argv = ["demur", "run", "digits", "map"]
+from demur.cli import main
+main()
+"""
+        done = subprocess.run([sys.executable, "-c", stop], capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (130, "demur: stopped\n"), name
+
+
+def test_too_little_memory_is_one_sentence_and_a_bug_is_not_hidden(monkeypatch, capsys):
+    from demur.cli import program
+
+    def failing(error):
+        def app(**_):
+            raise error
+
+        return app
+
+    for error in (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), MemoryError()):
+        monkeypatch.setattr(program, "app", failing(error))
+        assert program.run() == 2
+        assert capsys.readouterr().err == "demur: there is not enough memory; give less data, or smaller inputs\n"
+    monkeypatch.setattr(program, "app", failing(RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):
+        program.run()

@@ -11,10 +11,12 @@ from demur.classifier.decision import (
     calibrated,
     class_probs,
     conformal_quantile,
+    default_score,
     least_count,
     score_of,
     turning_point,
 )
+from demur.likelihoods import none_class, plain
 from demur.metrics import Prediction
 
 CLASSES = np.array(["a", "b"])
@@ -52,6 +54,31 @@ def test_a_quantile_that_needs_more_than_there_are():
     assert conformal_quantile(scores, 0.05) == 1
     assert conformal_quantile(scores, 0.051) == 2
     assert conformal_quantile(scores, 1e-11) == 1
+
+
+@pytest.mark.parametrize(("keep", "accepted"), [(0.5, 10), (0.9, 18), (0.95, 19), (0.05, 1)])
+def test_of_those_that_calibrate_the_stated_number_is_accepted(keep, accepted):
+    """The limit is one of their scores, and accepted itself."""
+    inliers = scored(np.linspace(0.1, 0.4, 19))
+    assert calibrated(inliers, "none_share", keep).accepts(inliers).sum() == accepted
+
+
+def test_where_they_are_too_few_the_largest_score_is_the_limit():
+    scores = np.linspace(0.1, 0.4, 18)
+    with pytest.warns(UserWarning, match="needs 19 inliers"):
+        decision = calibrated(scored(np.random.default_rng(0).permutation(scores)), "none_share", 0.95)
+    assert decision.accept == (pytest.approx(0.4),)
+
+
+def test_a_limit_at_the_turning_point_leaves_room_for_doubt():
+    decision = calibrated(scored([0.5] * 99), "none_share", 0.95)
+    assert decision.accept == (0.5,)
+    decision = calibrated(scored([0.1] * 94 + [0.5, 0.6, 0.7, 0.8, 0.9]), "none_share", 0.95)
+    assert (decision.accept, decision.unknown) == ((0.5,), (pytest.approx(0.9),))
+
+
+def test_scores_are_those_that_were_measured_to_be_best():
+    assert (default_score(none_class(3)), default_score(plain(3))) == ("none_share", "entropy")
 
 
 def test_too_few_to_calibrate_with_are_told():

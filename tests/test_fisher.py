@@ -14,9 +14,9 @@ from torch.func import functional_call, jacrev
 from demur.inference import Laplace
 from demur.inference.fisher import RULES, batch_mean_fisher, diagonal_fisher, make_plan
 from demur.likelihoods import LIKELIHOODS, none_class, outlier_exposure, plain
-from demur.networks import gru, lenet, mlp, wide_resnet
-from demur.tasks.base import Fixed, as_input
-from tests.conftest import make_task
+from demur.networks import as_input, gru, lenet, mlp, wide_resnet
+from demur.training_data import Fixed
+from tests.conftest import changed, make_task
 
 
 class Unusual(nn.Module):
@@ -181,6 +181,26 @@ def test_a_network_may_begin_in_place_and_the_data_stays(recurrent):
     assert_same(fisher, one_by_one(model, root, before.clone()))
 
 
+class Idle(nn.Module):
+    """Computes what nobody asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle, self.head = nn.Linear(4, 2), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.idle(x)
+        return self.head(x)
+
+
+def test_nothing_is_known_of_layers_that_logits_do_not_depend_on():
+    model, x = Idle().eval(), torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    root = plain(3).inside.fisher_root
+    fisher = diagonal_fisher(model, root, x)
+    assert_same(fisher, one_by_one(model, root, x))
+    assert (fisher["idle.weight"] == 0).all()
+
+
 def test_only_the_head_on_request():
     model, x = built("lenet", 3)
     root = plain(3).inside.fisher_root
@@ -247,7 +267,7 @@ def test_doubling_the_weight_doubles_the_outliers_part():
     model = mlp(3, inputs=4, hidden=(8,)).eval()
     laplace = Laplace(estimator="exact")
     zero, one, two = (
-        laplace.fisher(model, likelihood, task)["head.weight"]
+        laplace.fisher(model, likelihood, task.training)["head.weight"]
         for likelihood in (plain(3), outlier_exposure(3, weight=1.0), outlier_exposure(3, weight=2.0))
     )
     torch.testing.assert_close(two - zero, 2 * (one - zero), rtol=1e-4, atol=1e-4)
@@ -255,14 +275,14 @@ def test_doubling_the_weight_doubles_the_outliers_part():
 
 def test_the_number_of_outliers_does_not_matter_but_their_kind():
     task = make_task()
-    repeated = Fixed(task.outliers.x[:24].repeat(4, 1))
-    once = Fixed(task.outliers.x[:24])
+    repeated = Fixed(task.training.outliers.x[:24].repeat(4, 1))
+    once = Fixed(task.training.outliers.x[:24])
     torch.manual_seed(0)
     model = mlp(4, inputs=4, hidden=(8,)).eval()
-    from dataclasses import replace
 
     sums = [
-        Laplace(estimator="exact").fisher(model, none_class(3), replace(task, outliers=o)) for o in (repeated, once)
+        Laplace(estimator="exact").fisher(model, none_class(3), changed(task, outliers=o).training)
+        for o in (repeated, once)
     ]
     for name in sums[0]:
         torch.testing.assert_close(sums[0][name], sums[1][name], rtol=1e-4, atol=1e-4)

@@ -14,8 +14,8 @@ from demur.inference.flipout import FlipoutLayer, convert, restore
 from demur.likelihoods import Likelihood, Outliers, none_class
 from demur.networks import wide_resnet
 from demur.posterior import Gaussian
-from demur.tasks.base import Recipe
 from demur.training import observed
+from demur.training_data import Recipe
 from tests.conftest import make_task
 from tests.test_fisher import Mixed, Unusual
 from tests.test_variational import Silent, UnitNormal, check_regression, kl_by_torch
@@ -72,6 +72,26 @@ def test_examples_are_decorrelated_but_the_outputs_of_one_are_not(layer_and_shap
     for other, expected in ((0, covariance), (1, torch.zeros_like(covariance))):
         products = noise[:, 0, :, None] * noise[:, other, None, :]
         assert ((products.mean(0) - expected) / products.std(0) * DRAWS**0.5).abs().max() < 5
+
+
+@pytest.mark.parametrize(
+    ("layer", "channels_first"), [(nn.Conv1d(3, 2, 1, bias=False), True), (nn.Linear(3, 2, bias=False), False)]
+)
+def test_every_channel_of_an_example_has_a_sign_of_its_own(layer: nn.Module, channels_first: bool) -> None:
+    """Signs of examples alone would show one the other's perturbation up to a sign.
+
+    Of two equal inputs, three channels' signs agree, or all differ, a quarter of the time; the places of a channel
+    always share theirs.
+    """
+    torch.manual_seed(0)
+    flipout = FlipoutLayer(layer, 0.0)
+    x = torch.randn(1, 3, 1).expand(2, 3, 4) if channels_first else torch.randn(1, 1, 3).expand(2, 4, 3)
+    noise = (drawn(lambda: flipout(x)) - layer(x)).detach()
+    if not channels_first:
+        noise = noise.mT
+    torch.testing.assert_close(noise, noise[..., :1].expand_as(noise), rtol=1e-3, atol=1e-4)
+    alike = torch.isclose(noise[:, 0].abs(), noise[:, 1].abs(), rtol=1e-3, atol=1e-4).all((1, 2)).float().mean()
+    assert alike == pytest.approx(0.25, abs=5 * (0.25 * 0.75 / DRAWS) ** 0.5 + 0.001)
 
 
 def test_gradients_agree_with_per_example_weights(layer_and_shape) -> None:
@@ -157,7 +177,9 @@ def test_what_cannot_be_converted_is_refused() -> None:
 def test_reaches_bayesian_linear_regression() -> None:
     task, method = make_task(), Flipout(tau=1.0, prior_precision=5.0, log_variance=-9.0)
     network = lambda outputs: nn.Sequential(nn.Linear(4, outputs))  # noqa: E731
-    posterior = method.fit(network, Likelihood(3, UnitNormal()), task, Recipe(epochs=2000, batch_size=96, lr=0.03))
+    posterior = method.fit(
+        network, Likelihood(3, UnitNormal()), task.training, Recipe(epochs=2000, batch_size=96, lr=0.03)
+    )
     check_regression(posterior, "0", task, 5.0, variance_error=0.25)
 
 
@@ -167,7 +189,9 @@ def test_penalty_is_torchs_kl_times_tau_over_n_whatever_the_batch(batch_size: in
     losses: list[float] = []
     recipe = Recipe(epochs=1, batch_size=batch_size, lr=1e-12)
     with observed(lambda report: losses.append(report.loss)):
-        posterior = Flipout(tau=tau, prior_precision=3.0).fit(Attentive, Likelihood(3, Silent()), make_task(), recipe)
+        posterior = Flipout(tau=tau, prior_precision=3.0).fit(
+            Attentive, Likelihood(3, Silent()), make_task().training, recipe
+        )
     assert losses == [pytest.approx(tau * kl_by_torch(posterior, 3.0) / 96, rel=1e-5)]
 
 
@@ -175,7 +199,7 @@ def test_the_papers_penalty_averages_within_a_layer() -> None:
     losses: list[float] = []
     with observed(lambda report: losses.append(report.loss)):
         posterior = Flipout(mean_kl=True).fit(
-            Attentive, Likelihood(3, Silent()), make_task(), Recipe(epochs=1, lr=1e-12)
+            Attentive, Likelihood(3, Silent()), make_task().training, Recipe(epochs=1, lr=1e-12)
         )
     layers = {name.rpartition(".")[0] for name in posterior.variance}
     means = []
@@ -192,11 +216,11 @@ def test_norms_and_attention_stay_points_and_nothing_decays() -> None:
     recipe = Recipe(epochs=1, batch_size=96, lr=1e-3, optimizer="sgd", weight_decay=10.0)
     torch.manual_seed(recipe.seed)
     fresh = Attentive(4)
-    posterior = Flipout(tau=0.0).fit(Attentive, none_class(3), make_task(), recipe)
+    posterior = Flipout(tau=0.0).fit(Attentive, none_class(3), make_task().training, recipe)
     layers = ("conv", "blocks.0.0", "blocks.1.0", "head")
     assert set(posterior.variance) == {f"{layer}.{name}" for layer in layers for name in ("weight", "bias")}
     says_nothing = Likelihood(3, Silent(), Outliers(Silent(), (0.0, 0.0, 0.0, 1.0)))
-    silent = Flipout(tau=0.0).fit(Attentive, says_nothing, make_task(), recipe)
+    silent = Flipout(tau=0.0).fit(Attentive, says_nothing, make_task().training, recipe)
     assert all(torch.equal(value, silent.network.get_parameter(name)) for name, value in fresh.named_parameters())
 
 

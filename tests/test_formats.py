@@ -379,3 +379,33 @@ def test_what_is_no_data(store: Store, here: Path) -> None:
     np.savez(here / "mine.npz", x=pictures(1))
     with pytest.raises(ValueError, match=r"data set '\.\./mine' is not one word"):
         add(store, "../mine", here / "mine.npz")
+
+
+def test_zero_bytes_are_no_text(store: Store, here: Path) -> None:
+    (here / "x.txt").write_bytes(b"red\nblue\0green\n")
+    with pytest.raises(ValueError, match=r"x\.txt cannot be read as text in UTF-8 \(it has zero bytes\)"):
+        add(store, "mine", here / "x.txt")
+
+
+def test_a_split_that_is_there_is_replaced_only_on_request(store: Store, here: Path) -> None:
+    (here / "x.txt").write_text("red\n")
+    (here / "y.txt").write_text("blue\n")
+    add(store, "mine", here / "x.txt")
+    with pytest.raises(ValueError, match="mine has train data already"):
+        add(store, "mine", here / "y.txt")
+    assert store.texts("mine", "train")[0] == ["red"]
+    add(store, "mine", here / "y.txt", overwrite=True)
+    assert store.texts("mine", "train")[0] == ["blue"]
+
+
+def test_links_to_class_folders_are_followed_and_transparency_shows_white(store: Store, here: Path) -> None:
+    elsewhere = here.parent / "elsewhere"
+    for folder in (elsewhere / "b", here / "a"):
+        folder.mkdir(parents=True)
+        Image.new("RGBA", (4, 4), (0, 0, 0, 0)).save(folder / "0.png")
+    (here / "b").symlink_to(elsewhere / "b")
+    add(store, "mine", here)
+    pixels, labels = store.images("mine", "train")
+    assert labels.tolist() == [0, 1]
+    assert pixels.shape == (2, 3, 4, 4)
+    assert (pixels == 255).all()

@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from demur import checkpoint, training
+from demur import checkpoint, graphs, training
 from demur.checkpoint import checkpointed
+from demur.graphs import Recorded
 from demur.inference import MAP, CyclicalSGHMC, Ensemble, Flipout, Inference, VariationalBayes, together
 from demur.inference.fisher import diagonal_fisher
 from demur.inference.together import pays, train_together
@@ -23,8 +24,9 @@ from demur.metrics import METRICS
 from demur.networks import HeadedNetwork, gru, lenet, mixed_precision, mlp, wide_resnet
 from demur.posterior import Gaussian, Mixture, Point, Posterior
 from demur.predictive import predict
-from demur.tasks.base import Recipe, Task
-from demur.training import EpochReport, Learner, Recorded, observed
+from demur.tasks.base import Task
+from demur.training import EpochReport, Learner, observed
+from demur.training_data import Recipe
 from tests.conftest import make_task
 from tests.test_posterior import Normed
 
@@ -85,11 +87,11 @@ def state(posterior: Posterior) -> list[Tensor]:
 def test_recorded_steps_are_plain_ones_bit_for_bit(method, network_name, optimizer, recorded, monkeypatch):
     network, shape = NETWORKS[network_name]
     task, recipe = make_task(shape).to("cuda"), replace(RECIPE, optimizer=optimizer)
-    by_graph = METHODS[method].fit(network, none_class(3), task, recipe)
+    by_graph = METHODS[method].fit(network, none_class(3), task.training, recipe)
     assert recorded, "nothing was recorded, so nothing is compared"
     recorded.clear()
-    monkeypatch.setattr(training, "needs_host", never_recorded)
-    one_by_one = METHODS[method].fit(network, none_class(3), task, recipe)
+    monkeypatch.setattr(graphs, "needs_host", never_recorded)
+    one_by_one = METHODS[method].fit(network, none_class(3), task.training, recipe)
     assert not recorded
     for a, b in zip(state(by_graph), state(one_by_one), strict=True):
         assert torch.equal(a, b)
@@ -117,10 +119,10 @@ def test_steps_that_wait_for_the_host_stay_plain(recorded):
 def test_a_network_with_batch_norm_and_dropout_is_recorded_as_it_is_plain(recorded, monkeypatch):
     network = partial(wide_resnet, depth=10, width=1)
     task, recipe = make_task((3, 8, 8)).to("cuda"), replace(RECIPE, epochs=3)
-    by_graph = MAP().fit(network, none_class(3), task, recipe)
+    by_graph = MAP().fit(network, none_class(3), task.training, recipe)
     assert recorded == [1]
-    monkeypatch.setattr(training, "needs_host", never_recorded)
-    for a, b in zip(state(by_graph), state(MAP().fit(network, none_class(3), task, recipe)), strict=True):
+    monkeypatch.setattr(graphs, "needs_host", never_recorded)
+    for a, b in zip(state(by_graph), state(MAP().fit(network, none_class(3), task.training, recipe)), strict=True):
         assert torch.equal(a, b)
 
 
@@ -161,7 +163,7 @@ def test_a_step_in_bfloat16_goes_where_one_in_float32_goes(network_name, monkeyp
     recipe = Recipe(epochs=1, batch_size=96, optimizer="sgd", lr=0.1, weight_decay=0.0)
 
     def weights() -> Tensor:
-        return torch.cat([p.flatten() for p in state(MAP().fit(network, none_class(3), task, recipe))])
+        return torch.cat([p.flatten() for p in state(MAP().fit(network, none_class(3), task.training, recipe))])
 
     torch.manual_seed(recipe.seed)
     start = torch.cat([p.detach().flatten() for p in network(4).parameters()]).cuda()
@@ -191,21 +193,21 @@ def test_networks_side_by_side_are_those_trained_one_after_another(network_name,
     network, shape = NETWORKS[network_name]
     task = make_task(shape).to("cuda")
     recipes = [its for _, its in Ensemble(members=3).parts(replace(RECIPE, optimizer=optimizer))]
-    members = train_together(network, likelihood, task, recipes)
+    members = train_together(network, likelihood, task.training, recipes)
     assert recorded == [3]
     for recipe, member in zip(recipes, members, strict=True):
-        alone = MAP().fit(network, likelihood, task, recipe)
+        alone = MAP().fit(network, likelihood, task.training, recipe)
         for p, q in zip(state(alone), state(member), strict=True):
             torch.testing.assert_close(p, q, rtol=0, atol=1e-4 * float(p.abs().max()))
 
 
 def test_side_by_side_is_for_networks_that_draw_nothing(recorded):
     task = make_task().to("cuda")
-    assert pays(partial(mlp, inputs=4), plain(3), task) is True
-    assert pays(partial(gru, vocabulary=5), plain(3), task) is False
-    assert pays(lambda outputs: nn.Sequential(nn.Dropout(0.5), nn.Linear(4, outputs)), plain(3), task) is False
+    assert pays(partial(mlp, inputs=4), plain(3), task.training) is True
+    assert pays(partial(gru, vocabulary=5), plain(3), task.training) is False
+    assert pays(lambda outputs: nn.Sequential(nn.Dropout(0.5), nn.Linear(4, outputs)), plain(3), task.training) is False
     before = torch.cuda.get_rng_state()
-    Ensemble(members=2).fit(NETWORKS["mlp"][0], plain(3), task, RECIPE)
+    Ensemble(members=2).fit(NETWORKS["mlp"][0], plain(3), task.training, RECIPE)
     assert recorded == [2]
     assert torch.equal(torch.cuda.get_rng_state(), before)
 
@@ -262,7 +264,7 @@ def test_killed_and_resumed_equals_never_killed(method, recorded, tmp_path: Path
     monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN", 0.0)
     network, shape = NETWORKS["lenet"]
     task = make_task(shape).to("cuda")
-    whole = METHODS[method].fit(network, none_class(3), task, RECIPE)
+    whole = METHODS[method].fit(network, none_class(3), task.training, RECIPE)
     assert recorded
 
     def die(report: EpochReport) -> None:
@@ -270,11 +272,11 @@ def test_killed_and_resumed_equals_never_killed(method, recorded, tmp_path: Path
             raise Killed
 
     with pytest.raises(Killed), checkpointed(tmp_path / "c"), observed(die):
-        METHODS[method].fit(network, none_class(3), task, RECIPE)
+        METHODS[method].fit(network, none_class(3), task.training, RECIPE)
     torch.rand(3, device="cuda")  # a new process has another random state
     told: list[EpochReport] = []
     with checkpointed(tmp_path / "c"), observed(told.append):
-        resumed = METHODS[method].fit(network, none_class(3), task, RECIPE)
+        resumed = METHODS[method].fit(network, none_class(3), task.training, RECIPE)
     assert [report.epoch for report in told] == [5, 6, 7, 8]
     for a, b in zip(state(resumed), state(whole), strict=True):
         assert torch.equal(a, b)
@@ -283,7 +285,7 @@ def test_killed_and_resumed_equals_never_killed(method, recorded, tmp_path: Path
 def test_a_learners_rate_lies_where_a_recording_finds_it():
     task: Task = make_task().to("cuda")
     model = mlp(3, inputs=4).cuda()
-    learner = Learner(model, plain(3), task, RECIPE, training.optimizer_for(model, RECIPE))
+    learner = Learner(model, plain(3), task.training, RECIPE, training.optimizer_for(model, RECIPE))
     learner.begin()
     (group,) = learner.optimizer.param_groups
     place = group["lr"].data_ptr()

@@ -16,13 +16,13 @@ from torch import Tensor
 from demur.data.catalogue import CATALOGUE
 from demur.data.formats import to_png
 from demur.data.store import MissingData, Store, picture_column
+from demur.networks import as_input
 from demur.outliers.noise import Mixed, smooth
 from demur.outliers.spectrum import Levelled, mean_power
 from demur.paper.grid import SETTINGS, setting
 from demur.streams import generator_for
 from demur.tasks import IMAGES, TASKS, load
 from demur.tasks.augment import Jitter
-from demur.tasks.base import Fixed, as_input
 from demur.tasks.images import (
     CroppedOrResized,
     drawn,
@@ -34,6 +34,7 @@ from demur.tasks.images import (
     shows_class_of,
     to_train_with,
 )
+from demur.training_data import Fixed
 
 PAPER = Path(__file__).parents[2] / "shared" / "paper" / "tables.csv"
 GREY, COLOUR = torch.Size((1, 28, 28)), torch.Size((3, 32, 32))
@@ -93,9 +94,9 @@ def test_ood_sets_are_the_papers_and_far_away(whole: Store, name: str) -> None:
     lines = csv.DictReader(PAPER.read_text().splitlines())
     pairs = {(line["in_data"], line["ood_data"]) for line in lines if line["table"] == "mmc"}
     task = image_task(name, whole)
-    assert set(task.ood_test) == {ood for inside, ood in pairs if inside == name and ood != name} | {"far_away"}
+    assert set(task.testing.ood) == {ood for inside, ood in pairs if inside == name and ood != name} | {"far_away"}
     assert task.missing == ()
-    assert all((x.dtype == torch.uint8) == (ood != "far_away") for ood, x in task.ood_test.items())
+    assert all((x.dtype == torch.uint8) == (ood != "far_away") for ood, x in task.testing.ood.items())
     assert task.classes == CATALOGUE[name].classes
 
 
@@ -103,8 +104,8 @@ def test_smooth_noise_to_test_with_is_made_from_the_test_pictures(whole: Store) 
     task = mnist(whole)
     draws = generator_for("test noise")
     torch.randint(256, (40, *GREY), generator=draws, dtype=torch.uint8)  # the uniform noise comes first
-    assert torch.equal(task.ood_test["smooth"], smooth(drawn(task.test.x), draws))
-    assert torch.equal(task.ood_test["far_away"], 5000 * (task.ood_test["uniform"] / 255))
+    assert torch.equal(task.testing.ood["smooth"], smooth(drawn(task.testing.test.x), draws))
+    assert torch.equal(task.testing.ood["far_away"], 5000 * (task.testing.ood["uniform"] / 255))
 
 
 def test_what_is_missing_is_named_and_what_stands_in_is_called_by_its_name(store: Store) -> None:
@@ -112,7 +113,7 @@ def test_what_is_missing_is_named_and_what_stands_in_is_called_by_its_name(store
     (store.root / "lsun_classroom").rename(store.root / "places_classroom")
     task = load("cifar10", store=store)
     assert task.missing == ("cifar100",)
-    assert set(task.ood_test) == {"svhn", "places_classroom", "fashion_mnist_rgb", "uniform", "smooth", "far_away"}
+    assert set(task.testing.ood) == {"svhn", "places_classroom", "fashion_mnist_rgb", "uniform", "smooth", "far_away"}
     assert task.notes == {
         "places_classroom": "stands in for lsun_classroom",
         "tiny_imagenet32": "stands in for imagenet32",
@@ -138,29 +139,29 @@ def test_at_most_10000_inputs_always_the_same() -> None:
 def test_every_picture_is_in_one_split_with_its_label(whole: Store, validation: str, sizes: dict[str, int]) -> None:
     for name in IMAGES:
         task = image_task(name, whole, validation=validation)  # type: ignore[arg-type]
-        splits = {"train": task.train, "validation": task.validation, "test": task.test}
+        splits = {"train": task.training.train, "validation": task.training.validation, "test": task.testing.test}
         assert {split: len(data) for split, data in splits.items()} == sizes
         found = [pair for data in splits.values() for pair in zip(rows(data.x), data.y.tolist(), strict=True)]
         stored = [whole.images(name, split) for split in ("train", "test")]
         assert len({picture for picture, _ in found}) == sum(sizes.values())
         assert set(found) <= {pair for x, y in stored for pair in zip(rows(x), y.tolist(), strict=True)}  # type: ignore[union-attr]
-        assert torch.equal(task.train.x, image_task(name, whole).train.x)  # networks can be shared
+        assert torch.equal(task.training.train.x, image_task(name, whole).training.train.x)  # networks can be shared
         held_out = whole.images(name, validation)[0]
-        assert set(rows(task.validation.x)) < set(rows(held_out))
+        assert set(rows(task.training.validation.x)) < set(rows(held_out))
 
 
 def test_test_pictures_keep_the_order_of_the_file_and_training_pictures_do_not(whole: Store) -> None:
     task = mnist(whole)
-    assert torch.equal(task.test.x, whole.images("mnist", "test")[0])
-    assert task.train.y[:20].tolist() != [i % 10 for i in range(20)]
-    assert torch.equal(task.train.x, mnist(whole).train.x)
+    assert torch.equal(task.testing.test.x, whole.images("mnist", "test")[0])
+    assert task.training.train.y[:20].tolist() != [i % 10 for i in range(20)]
+    assert torch.equal(task.training.train.x, mnist(whole).training.train.x)
 
 
 def test_limit_keeps_the_first_training_pictures(whole: Store) -> None:
     task, limited = mnist(whole), mnist(whole, limit=20, outliers="smooth")
-    assert torch.equal(limited.train.x, task.train.x[:20])
-    assert torch.equal(limited.validation.x, task.validation.x)
-    assert limited.outliers.shape == (20, 1, 28, 28)
+    assert torch.equal(limited.training.train.x, task.training.train.x[:20])
+    assert torch.equal(limited.training.validation.x, task.training.validation.x)
+    assert limited.training.outliers.shape == (20, 1, 28, 28)
     with pytest.raises(ValueError, match="limit 0 leaves nothing to train on"):
         mnist(whole, limit=0)
     with pytest.raises(ValueError, match="unknown split to validate with 'tset'; did you mean 'test'"):
@@ -172,22 +173,22 @@ def test_limit_keeps_the_first_training_pictures(whole: Store) -> None:
 
 def test_outliers_by_name(whole: Store) -> None:
     task = mnist(whole)
-    assert isinstance(task.outliers, CroppedOrResized)
-    assert task.outliers.shape == (50, 1, 28, 28)
-    colour = image_task("svhn", whole).outliers
+    assert isinstance(task.training.outliers, CroppedOrResized)
+    assert task.training.outliers.shape == (50, 1, 28, 28)
+    colour = image_task("svhn", whole).training.outliers
     assert isinstance(colour, Fixed)
     assert torch.equal(colour.x, whole.images("tiny_imagenet32", "train")[0])
-    mixed = mnist(whole, outliers="tiny_imagenet32+smooth+uniform").outliers
+    mixed = mnist(whole, outliers="tiny_imagenet32+smooth+uniform").training.outliers
     assert isinstance(mixed, Mixed)
     assert mixed.shape == (150, 1, 28, 28)
     assert mixed.epoch(generator()).shape == mixed.shape
-    shuffled = mnist(whole, outliers="patches").outliers.epoch(generator())
-    assert torch.equal(shuffled.flatten(1).sort(1).values, task.train.x.flatten(1).sort(1).values)
-    assert not torch.equal(shuffled, task.train.x)
+    shuffled = mnist(whole, outliers="patches").training.outliers.epoch(generator())
+    assert torch.equal(shuffled.flatten(1).sort(1).values, task.training.train.x.flatten(1).sort(1).values)
+    assert not torch.equal(shuffled, task.training.train.x)
     levelled = image_task("cifar10", whole, outliers="patches+tiny_imagenet32_levelled")
-    assert isinstance(levelled.outliers, Mixed)
-    assert isinstance(levelled.outliers.sources[1], Levelled)
-    assert torch.equal(levelled.outliers.sources[1].power, mean_power(levelled.train.x))
+    assert isinstance(levelled.training.outliers, Mixed)
+    assert isinstance(levelled.training.outliers.sources[1], Levelled)
+    assert torch.equal(levelled.training.outliers.sources[1].power, mean_power(levelled.training.train.x))
     assert levelled.notes["tiny_imagenet32"] == "stands in for imagenet32"
     with pytest.raises(ValueError, match="unknown outliers 'tiny_imagnet'; did you mean 'tiny_imagenet32'"):
         mnist(whole, outliers="tiny_imagnet")
@@ -200,7 +201,7 @@ def test_the_papers_outliers_are_taken_where_they_are(store: Store) -> None:
     write(store, "imagenet32", "train", 8, 1)
     assert photographs_of(store) == "imagenet32"
     task = image_task("cifar10", store)
-    assert len(task.outliers.epoch(generator())) == 8
+    assert len(task.training.outliers.epoch(generator())) == 8
     assert task.notes == {}
 
 
@@ -225,11 +226,11 @@ def test_half_the_outliers_are_windows_of_the_padded_grey_picture_and_half_are_r
 
 
 def test_classes_that_are_also_the_tasks_can_be_left_out(whole: Store) -> None:
-    outliers = image_task("cifar10", whole, exclude_overlap=True).outliers.epoch(generator())
+    outliers = image_task("cifar10", whole, exclude_overlap=True).training.outliers.epoch(generator())
     x, y = whole.images("tiny_imagenet32", "train")
     assert y is not None
     assert Counter(rows(outliers)) == Counter(rows(x[(y == 1) | (y == 3)]))  # goldfish and desks
-    assert image_task("svhn", whole, exclude_overlap=True).outliers.shape[0] == 50
+    assert image_task("svhn", whole, exclude_overlap=True).training.outliers.shape[0] == 50
 
 
 def test_where_somebody_listed_the_overlap_the_list_decides(store: Store) -> None:
@@ -238,7 +239,7 @@ def test_where_somebody_listed_the_overlap_the_list_decides(store: Store) -> Non
     x, y = store.images("tiny_imagenet32", "train")
     assert y is not None
     plain, levelled = (
-        image_task("cifar10", store, outliers=outliers, exclude_overlap=True).outliers
+        image_task("cifar10", store, outliers=outliers, exclude_overlap=True).training.outliers
         for outliers in ("tiny_imagenet32", "tiny_imagenet32_levelled")
     )
     assert isinstance(levelled, Levelled)
@@ -258,7 +259,7 @@ def test_the_listed_classes_of_the_real_outliers_are_left_out(whole: Store, data
     kept = ~torch.isin(y, torch.tensor(sorted(listed)))
     task = image_task("cifar10", real, exclude_overlap=True)
     assert len(listed) == 23
-    assert torch.equal(task.outliers.epoch(generator()), x[kept])
+    assert torch.equal(task.training.outliers.epoch(generator()), x[kept])
 
 
 def test_classes_without_names_cannot_be_left_out(store: Store) -> None:
@@ -326,13 +327,16 @@ def test_every_task_has_a_setting_whose_network_takes_its_inputs(whole: Store) -
     for name in IMAGES:
         task = load(name, store=whole, limit=4)
         network = setting(name, "map").network(task.num_classes)
-        assert task.augment is not None
-        assert network(as_input(task.augment(task.train.x, generator()))).shape == (4, task.num_classes)
+        assert task.training.augment is not None
+        assert network(as_input(task.training.augment(task.training.train.x, generator()))).shape == (
+            4,
+            task.num_classes,
+        )
 
 
 def test_load_says_what_is_wrong(whole: Store) -> None:
-    assert len(load("digits").train) == 1000
-    assert len(load("digits", limit=100).train) == 100
+    assert len(load("digits").training.train) == 1000
+    assert len(load("digits", limit=100).training.train) == 100
     for name, options, message in (
         ("digits", {"limit": -1}, "limit -1 leaves nothing"),
         ("blobs", {"outliers": "smooth"}, "'blobs' brings its own outliers, not 'smooth'; leave"),
@@ -354,12 +358,12 @@ def real(data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 def test_fashion_mnist_with_all_its_sets(real: Store) -> None:
     task = fashion_mnist(real, limit=6000)
-    assert (len(task.train), len(task.validation), len(task.test)) == (6000, 2000, 10_000)
+    assert (len(task.training.train), len(task.training.validation), len(task.testing.test)) == (6000, 2000, 10_000)
     assert task.missing == ()
-    assert {name: len(x) for name, x in task.ood_test.items()} == dict.fromkeys(
+    assert {name: len(x) for name, x in task.testing.ood.items()} == dict.fromkeys(
         ("mnist", "emnist_letters", "kmnist", "cifar10_gray", "uniform", "smooth", "far_away"), 10_000
     )
-    assert task.outliers.shape == (40_000, 1, 28, 28)
+    assert task.training.outliers.shape == (40_000, 1, 28, 28)
 
 
 def test_23_classes_of_200_outliers_are_also_cifar10s(real: Store) -> None:

@@ -5,6 +5,7 @@ import os
 import re
 import struct
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -352,3 +353,32 @@ def test_pictures_that_do_not_fit_into_memory_are_refused_unread(tmp_path):
     np.savez(array, x=np.zeros((4, 8, 8), np.uint8), y=[0, 1, 0, 1])
     with pytest.raises(ValueError, match="give a smaller size"):
         open_inputs(array, labelled=True, size=(100_000, 100_000))
+
+
+def test_a_csv_is_read_by_threads_that_need_no_python(tmp_path, monkeypatch):
+    """Such a thread, still reading ahead when Python ends, would abort the process."""
+    given, open_csv = [], pa.csv.open_csv
+    monkeypatch.setattr(pa.csv, "open_csv", lambda file, *args: (given.append(file), open_csv(file, *args))[1])
+    path = written(tmp_path, "x.csv", "a,b\n1,2\n")
+    open_inputs(path).gathered()
+    with path.open("rb") as file:
+        monkeypatch.setattr("sys.stdin", file)
+        np.testing.assert_array_equal(np.asarray(open_inputs(Path("-")).gathered().x), [[1, 2]])
+    assert [type(file) for file in given] == [pa.OSFile, pa.BufferReader]
+
+
+@pytest.mark.parametrize(
+    "lines", [['"1,2', "3,4", "5,6"], ["1,2", '1,"2', "3,4"], ['"1,2', '3",4', "5,6"], ['1,"2', '3"', "4,5"]]
+)
+def test_an_open_quote_never_swallows_rows(tmp_path, lines):
+    path = written(tmp_path, "x.csv", "\n".join(["a,b", "7,8", *lines, "9,10"]) + "\n")
+    for tolerant in (False, True):
+        with pytest.raises(ValueError, match=r"x\.csv"):
+            list(open_inputs(path, tolerant=tolerant).batches)
+
+
+def test_a_ragged_row_that_is_no_text_is_refused_in_one_sentence(tmp_path, capfd):
+    path = written(tmp_path, "x.csv", b"a,b\n1,2\n\xe9\n3,4\n")
+    with pytest.raises(ValueError, match="Row #2: Expected 2 columns, got 1"):
+        list(open_inputs(path, tolerant=True).batches)
+    assert capfd.readouterr() == ("", "")

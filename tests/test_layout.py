@@ -10,10 +10,11 @@ import demur
 PACKAGE = Path(demur.__file__).parent
 LEVELS = (
     ("names", "streams", "files", "provenance"),
-    ("checkpoint", "likelihoods", "networks", "posterior", "metrics", "tasks.base"),
-    ("training", "predictive", "posterior_file", "bootstrap", "data", "outliers"),
-    ("inference", "tasks"),
-    ("methods", "audit"),
+    ("checkpoint", "likelihoods", "networks", "posterior", "metrics", "graphs", "training_data"),
+    ("training", "predictive", "posterior_file", "bootstrap"),
+    ("inference", "data", "outliers"),
+    ("methods", "tasks"),
+    ("audit",),
     ("classifier", "study"),
     ("paper",),
     ("report",),
@@ -23,9 +24,8 @@ LEVELS = (
 
 
 def level_of(module: str) -> int:
-    name = module.removeprefix("demur.")
-    parts = ((part, level) for level, parts in enumerate(LEVELS) for part in parts)
-    return max((len(part), level) for part, level in parts if f"{name}.".startswith(f"{part}."))[1]
+    part = module.split(".")[1]
+    return next(level for level, parts in enumerate(LEVELS) if part in parts)
 
 
 def imports(file: Path) -> set[str]:

@@ -4,15 +4,30 @@ import pytest
 import torch
 
 from demur.outliers.synthetic import (
-    MADE,
+    BY_DEFAULT,
     IndependentColumns,
     JoinedHalves,
     ShuffledPatches,
     ShuffledWords,
     SmoothNoise,
     WidenedBox,
-    made_up,
 )
+from demur.outliers.values import (
+    Given,
+    Mix,
+    Natural,
+    SpectrumMatched,
+    Synthetic,
+    build,
+    given,
+    mix,
+    natural,
+    parse,
+    sets_of,
+    spectrum_matched,
+    synthetic,
+)
+from demur.training_data import Fixed
 
 GENERATOR = torch.Generator().manual_seed(0)
 ROWS = torch.randn(200, 1, generator=GENERATOR) * torch.tensor([1.0, 2.0, -1.0])  # columns that go together
@@ -80,11 +95,59 @@ def test_words_are_dealt_out_anew_and_padding_stays():
 
 @pytest.mark.parametrize(("kind", "inliers"), [("rows", ROWS), ("pictures", PICTURES), ("texts", TOKENS)])
 def test_every_kind_is_made_anew_each_epoch(kind, inliers):
-    name, source = made_up(kind, None, inliers)
-    assert {*name.split("+")} <= {*MADE[kind]}
+    source = build(parse(BY_DEFAULT[kind]), kind, inliers)
     first, second = (source.epoch(GENERATOR) for _ in range(2))
     assert first.shape == source.shape
     assert (first.shape[1:], first.dtype) == (inliers.shape[1:], inliers.dtype)
     assert not torch.equal(first, second)
     with pytest.raises(ValueError, match="unknown made-up outliers"):
-        made_up(kind, "smoke", inliers)
+        build(parse("smoke"), kind, inliers)
+
+
+# values -------------------------------------------------------------------------------------------------------------
+
+VALUES = {
+    "given": given(),
+    "patches": synthetic("patches"),
+    "tiny_imagenet32+patches": mix(natural("tiny_imagenet32"), synthetic("patches")),
+    "a_levelled+smooth+halves": mix(spectrum_matched(natural("a")), synthetic("smooth", "halves")),
+    "levelled": spectrum_matched(given()),
+    "mine.sources:fog": Synthetic("mine.sources:fog"),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in VALUES if name != "given"])
+def test_a_name_and_its_value_are_one(name):
+    assert parse(name) == VALUES[name]
+    assert str(VALUES[name]) == name
+
+
+def test_names_people_may_also_write():
+    assert parse("spectrum_matched") == SpectrumMatched(Given())
+    assert parse("a_spectrum_matched") == SpectrumMatched(Natural("a"))
+
+
+def test_mixes_are_flat():
+    assert mix(mix(natural("a"), natural("b")), natural("c")) == Mix((Natural("a"), Natural("b"), Natural("c")))
+    assert mix(natural("a")) == Natural("a")
+    with pytest.raises(ValueError, match="no outliers"):
+        mix()
+
+
+def test_the_sets_of_a_name():
+    assert sets_of("a+b_levelled+a+patches") == ("a", "b", "patches")
+    assert sets_of(None) == ()
+
+
+def test_values_become_sources():
+    shown = torch.randint(256, (6, 3, 10, 13), dtype=torch.uint8)
+    value = mix(given(), natural("night"), synthetic("patches"))
+    source = build(value, "pictures", PICTURES, given=shown, store={"night": Fixed(shown[:4])}.__getitem__)
+    assert source.shape == (12, 3, 10, 13)  # as many of each as the fewest
+    assert torch.equal(source.sources[0].x, shown)
+    matched = build(spectrum_matched(given()), "pictures", PICTURES, given=shown)
+    assert isinstance(matched, Fixed)
+    with pytest.raises(ValueError, match="made from real ones, and there are none"):
+        build(given(), "pictures", PICTURES)
+    with pytest.raises(ValueError, match="unknown made-up outliers for rows 'patches'"):
+        build(synthetic("patches"), "rows", ROWS)

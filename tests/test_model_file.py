@@ -3,6 +3,7 @@
 import hashlib
 import json
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -94,8 +95,58 @@ def flipped(content: bytes, place: int) -> bytes:
 )
 def test_a_damaged_part_is_refused(folder, part, damage):
     (folder / part).write_bytes(damage((folder / part).read_bytes()))
-    with pytest.raises(ValueError, match=r"is not a model saved by demur, or it is damaged \("):
+    with pytest.raises(ValueError, match=damaged(folder, r"\.json" if part == MANIFEST else part)):
         demur.load_model(folder)
+
+
+def damaged(path: Path, why: str) -> str:
+    return rf"^{re.escape(str(path))} is not a model saved by demur, or it is damaged \(.*{why}.*\); save it anew$"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda manifest: [], "manifest.json is not an object"),
+        (lambda manifest: {"demur": manifest["demur"]}, "manifest.json is not a manifest"),
+        (lambda manifest: manifest | {"parts": [MODEL, POSTERIOR]}, "manifest.json is not a manifest"),
+        (lambda manifest: manifest | {"more": 1}, "manifest.json is not a manifest"),
+        (lambda manifest: manifest | {"parts": {MODEL: manifest["parts"][MODEL]}}, "manifest.json lists other parts"),
+        *(
+            (lambda manifest, version=version: manifest | {"demur": version}, f"its format is {version!r}")
+            for version in ("one", 1.0, "1", "1.0.0", None)
+        ),
+    ],
+)
+def test_a_manifest_that_is_none_is_refused(folder, change, why):
+    (folder / MANIFEST).write_text(json.dumps(change(json.loads((folder / MANIFEST).read_text()))))
+    with pytest.raises(ValueError, match=damaged(folder, why)):
+        demur.load_model(folder)
+
+
+@pytest.mark.parametrize(("limit", "part"), [("LONGEST_MANIFEST", MANIFEST), ("LONGEST_MODEL", MODEL)])
+def test_parts_that_are_too_long_are_not_read(folder, monkeypatch, limit, part):
+    size = (folder / part).stat().st_size
+    monkeypatch.setattr(model_file, limit, size)
+    demur.load_model(folder)
+    monkeypatch.setattr(model_file, limit, size - 1)
+    with pytest.raises(ValueError, match=damaged(folder, f"{part} has more than {size - 1} bytes")):
+        demur.load_model(folder)
+
+
+def test_it_is_written_beside_its_place_into_folders_that_need_not_exist(model, tmp_path, monkeypatch):
+    """So that its last step is a renaming within one file system."""
+    written: list[Path] = []
+
+    def save(posterior: object, path: Path) -> None:
+        written.append(path)
+        save_posterior(posterior, path)
+
+    save_posterior = model_file.save_posterior
+    monkeypatch.setattr(model_file, "save_posterior", save)
+    for name in ("model", "model.demur"):
+        model.save(tmp_path / "new" / "er" / name)
+        assert (tmp_path / "new" / "er") in written.pop().parents
+        assert (demur.load_model(tmp_path / "new" / "er" / name, device="cpu").decide(X) == model.decide(X)).all()
 
 
 def test_missing_and_additional_parts_are_refused(folder, tmp_path):
@@ -125,15 +176,15 @@ def test_only_plain_zips_of_the_three_parts_are_opened(folder, tmp_path):
     good = {name: name for name in (MANIFEST, *PARTS)}
     demur.load_model(written(good))
     for names in ({**good, "../outside": MODEL}, {**good, str(outside): MODEL}, {f"x/{n}": n for n in good}, {}):
-        with pytest.raises(ValueError, match="its parts are not"):
+        with pytest.raises(ValueError, match=damaged(path, "its parts are not")):
             demur.load_model(written(names))
     assert not outside.exists()
-    with pytest.raises(ValueError, match="is compressed"):
+    with pytest.raises(ValueError, match=damaged(path, "is compressed")):
         demur.load_model(written(good, zipfile.ZIP_DEFLATED))
     whole = written(good).read_bytes()
     for content in (whole[: len(whole) // 2], b"", pickle.dumps([1]), flipped(whole, len(whole) // 2)):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match="damaged"):
+        with pytest.raises(ValueError, match=damaged(path, "")):
             demur.load_model(path)
 
 
@@ -179,6 +230,22 @@ def test_versions(folder, monkeypatch):
         monkeypatch.setattr(model_file, "FORMAT", other)
         with pytest.raises(ValueError, match=r"has format 1\.1, this demur reads"):
             demur.load_model(folder)
+    monkeypatch.undo()
+    major, minor = model_file.FORMAT
+    manifest = json.loads((folder / MANIFEST).read_text())
+    for version, readable in ((minor, True), (0, True), (minor + 1, False)):
+        (folder / MANIFEST).write_text(json.dumps(manifest | {"demur": f"{major}.{version}"}))
+        if readable:
+            demur.load_model(folder)
+        else:
+            with pytest.raises(ValueError, match=rf"reads {major}\.0 to {major}\.{minor}; use the demur that saved it"):
+                demur.load_model(folder)
+
+
+def test_what_is_no_number_is_not_written(model, tmp_path):
+    with pytest.raises(ValueError, match="JSON"):
+        model_file.write_model(tmp_path / "model", {"accuracy": float("nan")}, model.posterior_)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_network_of_ones_own_must_be_passed(tmp_path):
@@ -252,6 +319,11 @@ def test_nothing_but_a_model_is_replaced(model, tmp_path):
         with pytest.raises(ValueError, match=r"folder of something else|no model|no folder"):
             model.save(tmp_path / name)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_who_may_read_one_part_may_read_all(model, tmp_path):
+    model.save(tmp_path / "model")
+    assert len({(tmp_path / "model" / part).stat().st_mode for part in (MANIFEST, *PARTS)}) == 1
 
 
 def test_a_link_to_a_model_stays_a_link(model, tmp_path):

@@ -6,8 +6,9 @@ import torch
 from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
-from demur.outliers.noise import Mixed, Smooth, Uniform, far_away, smooth, uniform
-from demur.tasks.base import Fixed
+from demur.outliers.noise import Mixed, far_away, smooth, uniform
+from demur.outliers.synthetic import SmoothNoise, UniformNoise
+from demur.training_data import Fixed
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -76,7 +77,7 @@ def test_all_channels_are_permuted_alike() -> None:
 
 
 def test_smooth_noise_goes_by_its_generator_and_is_made_anew_each_epoch() -> None:
-    source, draws = Smooth(pictures(20)), generator()
+    source, draws = SmoothNoise(pictures(20)), generator()
     first, second = source.epoch(draws), source.epoch(draws)
     assert first.shape == source.shape
     assert first.dtype == torch.uint8
@@ -92,7 +93,7 @@ def test_uniform_noise_has_every_grey_value_alike_and_far_away_is_5000_times_tha
     far = far_away(made)
     assert (far.min(), far.max()) == (0, 5000)
     torch.testing.assert_close(far, made.float() * (5000 / 255))
-    source = Uniform(torch.Size((400, 3, 32, 32)))
+    source = UniformNoise(torch.zeros(400, 3, 32, 32, dtype=torch.uint8))
     assert torch.equal(source.epoch(generator()), made)
 
 

@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from demur import posterior_file
 from demur.likelihoods import none_class, plain
 from demur.metrics import entropy, spread
 from demur.networks import lenet, mlp
@@ -159,6 +160,13 @@ def test_impossible_posteriors_are_refused():
     with pytest.raises(ValueError, match="num_draws 0"):
         Gaussian(SMALL(), variance, num_draws=0)
     assert Gaussian(SMALL(), variance, num_draws=1).num_draws == 1
+    for seed in (-(2**63), 2**64 - 1):  # what a generator takes
+        assert Gaussian(SMALL(), variance, seed=seed).sample(0)
+    for seed in (-(2**63) - 1, 2**64, 1.0, "1", True):
+        with pytest.raises(ValueError, match=f"seed {seed!r}"):
+            Gaussian(SMALL(), variance, seed=seed)
+    with pytest.raises(ValueError, match="over_head 1 is neither"):
+        Gaussian(SMALL(), variance, over_head=1)
 
 
 def test_the_trunk_runs_once_for_all_draws_of_the_head(x):
@@ -266,6 +274,33 @@ def test_what_it_is_can_be_read_without_the_network(tmp_path):
     assert read_about(tmp_path / "p") == {}
     with safe_open(tmp_path / "p", "pt") as file:
         assert json.loads(file.metadata()["demur"])["format"] == 1  # files that are out there say so
+
+
+@pytest.mark.parametrize(
+    "tuning",
+    [{}, {"chosen": 1.0, "rows": [[1.0, 0.5]], "at_map": [0.5, 0.9]}, {"chosen": "1", "rows": [], "at_map": [0, 0]}],
+)
+def test_how_it_was_tuned_must_be_a_table_of_numbers(tmp_path, tuning):
+    save(make("head"), tmp_path / "p")
+    with safe_open(tmp_path / "p", "pt") as file:
+        header = json.loads(file.metadata()["demur"])
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
+    header["posterior"]["tuning"] = tuning
+    save_file(tensors, tmp_path / "p", metadata={"demur": json.dumps(header)})
+    for read in (read_about, lambda path: load(path, SMALL)):
+        with pytest.raises(ValueError, match="is not a posterior saved by demur, or it is damaged"):
+            read(tmp_path / "p")
+
+
+def test_a_header_that_is_too_long_is_not_read(tmp_path, monkeypatch):
+    save(make("point"), tmp_path / "p", {"said": "much"})
+    with safe_open(tmp_path / "p", "pt") as file:
+        length = len(file.metadata()["demur"])
+    monkeypatch.setattr(posterior_file, "LONGEST", length)
+    assert read_about(tmp_path / "p") == {"said": "much"}
+    monkeypatch.setattr(posterior_file, "LONGEST", length - 1)
+    with pytest.raises(ValueError, match=f"its header has more than {length - 1} characters"):
+        load(tmp_path / "p", SMALL)
 
 
 def test_a_loaded_posterior_has_its_settings_and_is_ready_to_predict(tmp_path):

@@ -13,8 +13,8 @@ from demur.cli import progress
 from demur.cli.progress import Training, duration
 from demur.inference import MAP
 from demur.likelihoods import plain
-from demur.tasks.base import Recipe
 from demur.training import EpochReport
+from demur.training_data import Recipe
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_what_is_said_is_what_is_trained(monkeypatch, task, network):
         describe("clouds map")
         heard = Training.heard
         monkeypatch.setattr(Training, "heard", lambda self, *args: (heard(self, *args), lines.append(self.said)))
-        MAP().fit(network, plain(3), task, Recipe(epochs=2, batch_size=32))
+        MAP().fit(network, plain(3), task.training, Recipe(epochs=2, batch_size=32))
     assert [line.split(", loss")[0] for line in lines] == ["epoch 1/2", "epoch 2/2"]
 
 
@@ -93,7 +93,7 @@ def test_long_epochs_are_told_of_from_within(monkeypatch, task, network):
     monkeypatch.setattr(training, "SECONDS_BETWEEN", -1.0)
     within, after = [], []
     with training.observed(after.append, lambda report, share: within.append((report.epoch, share, report.loss))):
-        MAP().fit(network, plain(3), task, Recipe(epochs=2, batch_size=32))
+        MAP().fit(network, plain(3), task.training, Recipe(epochs=2, batch_size=32))
     assert [(epoch, share) for epoch, share, _ in within] == [(e, n / 3) for e in (1, 2) for n in (1, 2, 3)]
     assert [report.loss for report in after] == [loss for _, share, loss in within if share == 1]
     told = torch.tensor([loss for _, _, loss in within])

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from demur.outliers.noise import Mixed, Smooth, Uniform
+from demur.outliers.noise import Mixed
+from demur.outliers.synthetic import SmoothNoise, UniformNoise
 from demur.provenance import PACKAGE, code, commit_of, digest
-from demur.tasks.base import Fixed, Split
+from demur.training_data import Fixed, Split
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -90,10 +91,10 @@ def test_a_digest_is_of_bytes_shapes_types_and_names():
         Split(x, x),
         Split(x, x.roll(1)),
         Fixed(x),
-        Smooth(x),
-        Uniform(torch.Size((3, 2))),
-        Uniform(torch.Size((2, 3))),
-        Mixed((Fixed(x), Uniform(torch.Size((3, 2))))),
+        SmoothNoise(x),
+        UniformNoise(torch.zeros(3, 2)),
+        UniformNoise(torch.zeros(2, 3)),
+        Mixed((Fixed(x), UniformNoise(torch.zeros(3, 2)))),
         torch.relu,
         None,
     ]

@@ -13,8 +13,9 @@ import pytest
 from demur.paper import grid
 from demur.study import cluster as on_ray
 from demur.study.cluster import attempt_apart, cluster, read_folder, with_resources, write_folder
-from demur.study.engine import Place, Workers, plan, run_cells
+from demur.study.engine import Place, Workers, plan, results_of, run_cells
 from demur.study.grid import Cell
+from demur.study.opening import open_study
 from demur.tasks import Store
 from tests.test_study import bytes_of_predictions, lethal, nothing, of
 
@@ -70,6 +71,28 @@ def test_a_node_that_is_killed_halfway_takes_nothing_with_it(nodes: Any, whole: 
     assert run_cells(of(CELLS), Place(tmp_path / "runs", NOWHERE), kill, partial(cluster, address=nodes.address)) == []
     assert bytes_of_predictions(tmp_path / "runs") == whole
     assert not list((tmp_path / "runs").glob(".seen*"))
+
+
+OWN = """
+from functools import partial
+import demur
+from demur.study import study
+from tests.conftest import make_task
+
+def clouds():
+    return make_task()
+
+grid = study({"clouds": clouds}, partial(demur.mlp, inputs=4, hidden=(8,)), ["map"], recipe=demur.Recipe(epochs=1))
+"""
+
+
+def test_what_is_in_a_users_module_is_found_by_the_nodes(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "on_a_cluster.py").write_text(OWN)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    grid = open_study(str(tmp_path / "on_a_cluster.py"))
+    place = Place(tmp_path / "runs", NOWHERE)
+    assert run_cells(grid, place, nothing, partial(cluster, address=nodes.address)) == []
+    assert [result.cell for result in results_of(grid, place)] == list(grid.cells)
 
 
 def test_a_step_apart_has_what_it_needs_and_trains_nothing_again(tmp_path: Path):

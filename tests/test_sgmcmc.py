@@ -11,8 +11,9 @@ from demur.inference import CyclicalSGHMC
 from demur.inference.sgmcmc import SGHMC
 from demur.likelihoods import Likelihood, plain
 from demur.networks import wide_resnet
-from demur.tasks.base import Fixed, Recipe, Split, Task
+from demur.tasks.base import Task, TestData
 from demur.training import observed
+from demur.training_data import Fixed, Recipe, Split, TrainingData
 from tests.conftest import make_task
 from tests.test_variational import Silent
 
@@ -59,6 +60,15 @@ def test_zero_temperature_is_sgd_with_momentum() -> None:
     torch.testing.assert_close(ours, theirs)
 
 
+def test_descent_draws_no_random_numbers() -> None:
+    for temperature, drawn in ((0.0, False), (1e-9, True)):
+        w = torch.zeros(2, requires_grad=True)
+        w.grad = torch.ones(2)
+        before = torch.get_rng_state()
+        SGHMC([w], 0.1, friction=0.9, count=10, temperature=temperature).step()
+        assert torch.equal(torch.get_rng_state(), before) is not drawn
+
+
 def test_gradients_are_clipped_in_descent_and_not_in_sampling() -> None:
     """A clipped gradient has another stationary density."""
     for temperature, moved in ((0.0, 0.1 * 0.5), (1e-12, 0.1 * 5.0)):
@@ -81,7 +91,7 @@ def test_what_has_no_gradient_stays() -> None:
 def test_every_sample_has_its_own_weights_and_statistics() -> None:
     task = make_task((3, 8, 8), count=32)
     posterior = CyclicalSGHMC(cycles=2, samples_per_cycle=3).fit(
-        partial(wide_resnet, depth=10, width=1, dropout=0.0), plain(3), task, Recipe(epochs=4, batch_size=16)
+        partial(wide_resnet, depth=10, width=1, dropout=0.0), plain(3), task.training, Recipe(epochs=4, batch_size=16)
     )
     networks = [component.network for _, component in posterior.components()]
     assert posterior.num_draws == len(networks) == 2 * 3
@@ -98,7 +108,7 @@ def test_no_noise_before_the_first_sampling_phase() -> None:
         said: list[float] = []
         chain = CyclicalSGHMC(temperature=temperature, cycles=2, samples_per_cycle=2, length=1.0)
         with observed(lambda report: said.append(report.loss)):
-            chain.fit(partial(nn.Linear, 4), plain(3), make_task(), Recipe(epochs=10, batch_size=16))
+            chain.fit(partial(nn.Linear, 4), plain(3), make_task().training, Recipe(epochs=10, batch_size=16))
         return said
 
     cold, warm = losses(0.0), losses(100.0)
@@ -116,7 +126,7 @@ def watched(chain: CyclicalSGHMC, recipe: Recipe) -> list[torch.Tensor]:
 
     weights: list[torch.Tensor] = []
     with observed(lambda report: weights.append(built[0].weight.detach().clone())):
-        chain.fit(network, Likelihood(3, Silent()), make_task(), recipe)
+        chain.fit(network, Likelihood(3, Silent()), make_task().training, recipe)
     return weights
 
 
@@ -132,15 +142,16 @@ def watched(chain: CyclicalSGHMC, recipe: Recipe) -> list[torch.Tensor]:
 def test_a_chain_has_the_stated_length_and_samples(chain: CyclicalSGHMC, epochs: int, told: int) -> None:
     reports: list[int] = []
     with observed(lambda report: reports.append(report.epoch)):
-        posterior = chain.fit(partial(nn.Linear, 4), plain(3), make_task(count=12), Recipe(epochs=epochs))
+        posterior = chain.fit(partial(nn.Linear, 4), plain(3), make_task(count=12).training, Recipe(epochs=epochs))
     assert reports == list(range(1, told + 1))
     assert posterior.num_draws == chain.cycles * chain.samples_per_cycle
+    assert chain.parts(Recipe()) == []
 
 
 def test_samples_are_the_networks_at_the_end_of_the_last_epochs_of_each_cycle() -> None:
     chain = CyclicalSGHMC(cycles=2, samples_per_cycle=2, length=1.0)
     weights = watched(chain, recipe := Recipe(epochs=8, batch_size=16))
-    posterior = chain.fit(partial(nn.Linear, 4), Likelihood(3, Silent()), make_task(), recipe)
+    posterior = chain.fit(partial(nn.Linear, 4), Likelihood(3, Silent()), make_task().training, recipe)
     kept = [part.network.weight for part in posterior.parts]
     assert all(torch.equal(sample, weights[epoch - 1]) for sample, epoch in zip(kept, (3, 4, 7, 8), strict=True))
 
@@ -175,7 +186,9 @@ def test_the_recipes_prior_and_clipping_are_the_chains() -> None:
 
     with observed(note):
         for norm in (1e-3, None):
-            chain.fit(network, plain(3), make_task(), Recipe(epochs=2, batch_size=96, weight_decay=0, clip_norm=norm))
+            chain.fit(
+                network, plain(3), make_task().training, Recipe(epochs=2, batch_size=96, weight_decay=0, clip_norm=norm)
+            )
     assert moves[0] == pytest.approx(0.2 * 1e-3, rel=1e-2)
     assert moves[2] > 10 * moves[0]
 
@@ -210,12 +223,14 @@ class TwoModes(nn.Module):
 @pytest.mark.parametrize("seed", range(4))
 def test_cycles_find_both_modes_and_one_long_run_does_not(seed: int) -> None:
     data = Split(torch.zeros(40, 1), torch.arange(40) % 2)
-    task = Task("coin", ("heads", "tails"), data, data, data, Fixed(data.x), {})
+    task = Task("coin", ("heads", "tails"), TrainingData(data, data, Fixed(data.x)), TestData(data, {}))
     recipe = Recipe(epochs=160, batch_size=4, weight_decay=0.0, seed=seed)
 
     def samples(cycles: int) -> torch.Tensor:
         chain = CyclicalSGHMC(lr=1.5, cycles=cycles, samples_per_cycle=20 // cycles, length=1.0)
-        return torch.stack([part.network.w.detach() for part in chain.fit(TwoModes, plain(2), task, recipe).parts])
+        return torch.stack(
+            [part.network.w.detach() for part in chain.fit(TwoModes, plain(2), task.training, recipe).parts]
+        )
 
     cyclical, single = samples(10), samples(1)
     assert len(cyclical) == len(single) == 20
@@ -244,4 +259,4 @@ def test_impossible_chains_are_refused(field: str, value: float) -> None:
 
 def test_chains_that_are_just_possible() -> None:
     chain = CyclicalSGHMC(friction=1.0, temperature=0.0, cycles=1, samples_per_cycle=1)
-    assert chain.fit(partial(nn.Linear, 4), plain(3), make_task(), Recipe(epochs=1)).num_draws == 1
+    assert chain.fit(partial(nn.Linear, 4), plain(3), make_task().training, Recipe(epochs=1)).num_draws == 1

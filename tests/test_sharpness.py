@@ -11,9 +11,11 @@ from torch import Tensor
 
 from demur.audit import Audit, Overlap, inputs
 from demur.outliers.noise import Mixed, uniform
-from demur.outliers.sharpness import Sharpness, draw_sharpness, sharpness
+from demur.outliers.sharpness import Sharpness, sharpness
 from demur.outliers.spectrum import Levelled, mean_power
-from demur.tasks.base import Fixed, Split, Task
+from demur.report.sharpness import draw_sharpness
+from demur.tasks.base import Task, TestData
+from demur.training_data import Fixed, Split, TrainingData
 
 CLASSES = ("one", "other")
 
@@ -79,7 +81,9 @@ def test_outliers_that_differ_in_sharpness_alone_are_told_by_it_until_they_are_l
     y = torch.zeros(800, dtype=torch.long)
     ood = {"soft": grey_noise(800, 4, 0.8), "sharp": sharper, "far": 5000 * sharp.float()}
     test = Split(softer, y)
-    task = Task("planted", CLASSES, Split(soft, y), test, test, outliers, ood, trained_with="sharp")
+    task = Task(
+        "planted", CLASSES, TrainingData(Split(soft, y), test, outliers), TestData(test, ood), trained_with="sharp"
+    )
     found = {row.set: row for row in sharpness(inputs(task))}
     assert set(found) == {"outliers", "soft", "sharp"}
     assert found["soft"].auroc == pytest.approx(0.5, abs=0.05)
@@ -102,6 +106,7 @@ def test_the_sharpness_of_a_mix_is_that_of_all_its_parts() -> None:
     inside = Split(others[:400], y[:400]), Split(others[400:], y[:400])
     found = []
     for parts in ((soft, sharp), (sharp, soft)):  # more than are looked at
-        task = Task("planted", CLASSES, inside[0], inside[1], inside[1], Mixed(tuple(map(Fixed, parts))), {})
+        data = TrainingData(inside[0], inside[1], Mixed(tuple(map(Fixed, parts))))
+        task = Task("planted", CLASSES, data, TestData(inside[1], {}))
         found.append(sharpness(inputs(task))[0].auroc)
     assert found == pytest.approx([0.75, 0.75], abs=0.05)

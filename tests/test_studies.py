@@ -40,7 +40,7 @@ from demur.study.results import is_done, pack, read_results, unpack
 from demur.tasks import Recipe, Split, Store
 from demur.tasks import load as load_task
 from demur.tasks.shift import CORRUPTIONS, SEVERITIES, corrupt
-from tests.conftest import make_task
+from tests.conftest import changed, make_task
 from tests.test_study import folder_of, of, run_cell
 
 NOWHERE = Store(Path("nowhere"))
@@ -211,11 +211,11 @@ def test_the_published_prior_of_text_is_tuned_on_the_training_set():
 def test_tuned_on_what_it_was_fitted_to_it_is_surer():
     """The validation labels are shuffled: whoever asks them learns to doubt."""
     task = make_task()
-    task = replace(task, validation=Split(task.validation.x, task.validation.y.roll(1)))
-    network, recipe = lambda outputs: mlp(outputs, inputs=4, hidden=(8,)), Recipe(epochs=20)
+    task = changed(task, validation=Split(task.training.validation.x, task.training.validation.y.roll(1)))
+    network, recipe = lambda outputs: mlp(outputs, inputs=4, hidden=(8,)), Recipe(epochs=200)
     laplace = Laplace(grid=(1.0, 1e3, 1e6), slack=0.0)
-    doubting = laplace.fit(network, plain(3), task, recipe)
-    sure = TunedOnTrainingData(laplace).fit(network, plain(3), task, recipe)
+    doubting = laplace.fit(network, plain(3), task.training, recipe)
+    sure = TunedOnTrainingData(laplace).fit(network, plain(3), task.training, recipe)
     assert all((sure.variance[name] < value).all() for name, value in doubting.variance.items())
 
 
@@ -265,7 +265,7 @@ def test_a_cell_under_shift(noise_as_cifar10: Store, tmp_path: Path):
     y, sets = shift(ours, noise_as_cifar10)
     assert shift(theirs, noise_as_cifar10)[1] is sets
     task = load_task("cifar10", store=noise_as_cifar10, outliers="uniform", limit=30, validation="test")
-    assert torch.equal(sets[shifted("fog", 2)], corrupt(task.test.x, "fog", 2))
+    assert torch.equal(sets[shifted("fog", 2)], corrupt(task.testing.test.x, "fog", 2))
     place = Place(tmp_path / "runs", noise_as_cifar10)
     run_cell(Cell("cifar10", "map", epochs=1, limit=30, further=("shift",)), place)
     (result,) = read_results(place.runs)

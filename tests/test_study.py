@@ -1,8 +1,8 @@
 """A study: cells that share networks, that are made once, and that survive being killed."""
 
-import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -47,6 +47,7 @@ NOWHERE = Store(Path("nowhere"))
 pytestmark = pytest.mark.filterwarnings("ignore:the best prior precision")  # one epoch promises nothing
 
 
+by_signals = pytest.mark.skipif(os.name == "nt", reason="kills processes by signals")
 PAPER = study_named("all")
 
 
@@ -115,7 +116,7 @@ def test_clothes_alone_are_not_augmented_in_the_published_convention(data_root: 
     store = Store(data_root, cache=tmp_path)
     for augment in (True, False):
         loaded = load_data(Data("fashion_mnist", "smooth", 20, augment=augment), store, "cpu")
-        assert (loaded.augment is not None) == augment
+        assert (loaded.training.augment is not None) == augment
 
 
 def test_a_folder_is_named_by_all_that_determines_it():
@@ -178,6 +179,7 @@ def test_what_fails_stops_only_what_needs_it(place: Place):
     ]
 
 
+@by_signals
 def test_several_processes_make_the_same_bytes_and_one_that_dies_stops_no_other(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -234,6 +236,7 @@ with processes(place, jobs=1) as crew:
 """
 
 
+@by_signals
 def test_processes_end_with_a_study_that_is_killed(tmp_path: Path):
     study = subprocess.Popen([sys.executable, "-c", FOREVER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert study.stdout is not None
@@ -295,6 +298,7 @@ with observed(tell):
 """
 
 
+@by_signals
 def test_killed_three_times_it_goes_on_where_it_was_and_ends_with_the_same_bytes(tmp_path: Path):
     """Once in each network of 40 epochs: in the 10th of `map`, the 9th of `map+nc` and the 20th of `csghmc+nc`."""
 
@@ -314,6 +318,7 @@ def test_killed_three_times_it_goes_on_where_it_was_and_ends_with_the_same_bytes
 
 def is_locked(folder: Path) -> bool:
     """Whether another could not enter now."""
+    fcntl = pytest.importorskip("fcntl")
     with open(folder / LOCK, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -401,8 +406,13 @@ def test_the_record_says_how_it_was_made(place: Place):
 def test_the_record_holds_the_hashes_of_its_data(place: Place, monkeypatch: pytest.MonkeyPatch):
     plain, exposed = (json.loads((run_cell(cell, place) / "cell.json").read_text()) for cell in quick("map", "la+nc"))
     task = load_data(Data("digits", limit=200), NOWHERE, "cpu")
-    sets = {"train": task.train, "validation": task.validation, "outliers": task.outliers, "test": task.test}
-    sets |= {f"ood/{name}": x for name, x in task.ood_test.items()}
+    sets = {
+        "train": task.training.train,
+        "validation": task.training.validation,
+        "outliers": task.training.outliers,
+        "test": task.testing.test,
+    }
+    sets |= {f"ood/{name}": x for name, x in task.testing.ood.items()}
     assert exposed["data"] == {name: digest(value) for name, value in sets.items()}
     assert plain["data"] == {name: value for name, value in exposed["data"].items() if name != "outliers"}
     toy = json.loads((run_cell(Cell("blobs", "map", epochs=1, further=("plane",)), place) / "cell.json").read_text())
@@ -462,6 +472,21 @@ def test_the_command_says_what_it_does_and_its_exit_code_what_failed(tmp_path: P
     planned = demur_command(*asked)
     last = planned.stdout.splitlines()[-1]
     assert last.startswith("not here yet, to train with: mnist, imagenet32, tiny_imagenet32; demur data get mnist im")
+
+
+def test_predictions_that_are_damaged_are_named_and_the_command_fails(tmp_path: Path):
+    asked = ("study", "digits", "--method", "map", "--method", "vb", "--epochs", "1", "--limit", "200", "--jobs", "1")
+    assert demur_command(*asked, cwd=tmp_path).returncode == 0
+    damaged = next(tmp_path.glob(f"runs/digits-map-*/{PREDICTIONS}"))
+    os.truncate(damaged, 1000)
+    again = demur_command(*asked, cwd=tmp_path)
+    assert again.returncode == 1
+    (said,) = again.stderr.splitlines()
+    assert said.startswith(f"demur: {damaged.relative_to(tmp_path)} is damaged (")
+    assert said.endswith(f"delete {damaged.parent.relative_to(tmp_path)}, and the study makes it anew")
+    assert "vb" in again.stdout
+    shutil.rmtree(damaged.parent)
+    assert demur_command(*asked, cwd=tmp_path).returncode == 0
 
 
 @pytest.mark.parametrize(

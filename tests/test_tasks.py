@@ -10,10 +10,20 @@ from demur.tasks import load
 
 def test_digits_are_real_disjoint_and_whole():
     task = load("digits")
-    assert [len(split) for split in (task.train, task.validation, task.test)] == [1000, 297, 500]
+    assert [len(split) for split in (task.training.train, task.training.validation, task.testing.test)] == [
+        1000,
+        297,
+        500,
+    ]
     from sklearn.datasets import load_digits
 
-    ours = torch.cat([split.x for split in (task.train, task.validation, task.test)]).flatten(1).float() * 16 / 255
+    ours = (
+        torch.cat([split.x for split in (task.training.train, task.training.validation, task.testing.test)])
+        .flatten(1)
+        .float()
+        * 16
+        / 255
+    )
     theirs = torch.from_numpy(load_digits().data).float()
     # the same 1,797 pictures in another order
     assert torch.equal(ours.round().sort(0).values, theirs.sort(0).values)
@@ -22,31 +32,31 @@ def test_digits_are_real_disjoint_and_whole():
 
 def test_digits_come_with_outliers_of_another_photograph():
     task = load("digits")
-    assert list(task.ood_test) == ["flower", "letters", "uniform", "smooth", "far_away"]
-    trained_on = {row.numpy().tobytes() for row in task.outliers.x.flatten(1)}
-    shared = [row.numpy().tobytes() in trained_on for row in task.ood_test["flower"].flatten(1)]
+    assert list(task.testing.ood) == ["flower", "letters", "uniform", "smooth", "far_away"]
+    trained_on = {row.numpy().tobytes() for row in task.training.outliers.x.flatten(1)}
+    shared = [row.numpy().tobytes() in trained_on for row in task.testing.ood["flower"].flatten(1)]
     assert sum(shared) / len(shared) < 0.01  # a blank patch may occur in both
-    assert task.ood_test["far_away"].max() > 4900
+    assert task.testing.ood["far_away"].max() > 4900
 
 
 def test_tasks_are_the_same_every_time():
     first, second = load("digits"), load("digits")
-    assert torch.equal(first.outliers.x, second.outliers.x)
-    for name, x in first.ood_test.items():
-        assert torch.equal(x, second.ood_test[name])
+    assert torch.equal(first.training.outliers.x, second.training.outliers.x)
+    for name, x in first.testing.ood.items():
+        assert torch.equal(x, second.testing.ood[name])
 
 
 def test_blobs_are_four_classes_among_uniform_outliers():
     task = load("blobs")
     assert task.num_classes == 4
-    assert task.train.y.bincount().tolist() == [200] * 4
-    outliers = task.outliers.x
+    assert task.training.train.y.bincount().tolist() == [200] * 4
+    outliers = task.training.outliers.x
     assert outliers.abs().max() <= 6
     assert outliers.std(0).sub(12 / math.sqrt(12)).abs().max() < 0.15  # a uniform's standard deviation
 
 
 def test_limit_keeps_so_many_inputs():
-    assert len(load("digits", limit=100).train) == 100
+    assert len(load("digits", limit=100).training.train) == 100
 
 
 @pytest.mark.parametrize(

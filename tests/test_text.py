@@ -76,11 +76,11 @@ def test_encode_pads_on_the_left_and_cuts_on_the_right() -> None:
 def test_vocabulary_is_of_training_sentences_alone(store: Store) -> None:
     task = sst(store)
     frequent = Counter(word for text in REVIEWS for word in levelled(text))
-    assert int(task.train.x.max()) == 1 + sum(count > 1 for count in frequent.values())
+    assert int(task.training.train.x.max()) == 1 + sum(count > 1 for count in frequent.values())
     # "sunset" occurs twice in the test set, and "warm" once in training: both are unknown
     assert frequent["warm"] == 1
-    assert task.test.x[0, -4:].tolist()[1:] == [UNKNOWN] * 3
-    assert task.test.x[1].tolist() == [0] * (WIDTH - 1) + [UNKNOWN]
+    assert task.testing.test.x[0, -4:].tolist()[1:] == [UNKNOWN] * 3
+    assert task.testing.test.x[1].tolist() == [0] * (WIDTH - 1) + [UNKNOWN]
 
 
 def test_pieces_are_consecutive_and_as_long_as_inliers() -> None:
@@ -98,8 +98,8 @@ def test_pieces_are_consecutive_and_as_long_as_inliers() -> None:
 def test_a_missing_test_set_is_named_and_missing_outliers_are_an_error(store: Store, tmp_path: Path) -> None:
     task = sst(store)
     assert task.missing == ("multi30k",)
-    assert set(task.ood_test) == {"snli", "wmt16"}
-    assert len(task.ood_test["wmt16"]) == 10_000
+    assert set(task.testing.ood) == {"snli", "wmt16"}
+    assert len(task.testing.ood["wmt16"]) == 10_000
     with pytest.raises(ValueError, match="unknown outliers 'wikitext'; did you mean 'wikitext2'"):
         sst(store, outliers="wikitext")
     for file in (tmp_path / "brown").iterdir():
@@ -111,36 +111,36 @@ def test_a_missing_test_set_is_named_and_missing_outliers_are_an_error(store: St
 
 
 def test_mixed_outliers_come_in_equal_parts(store: Store) -> None:
-    parts = [sst(store, outliers=name).outliers for name in ("wikitext2", "brown")]
-    mixed = sst(store, outliers="wikitext2+brown").outliers
+    parts = [sst(store, outliers=name).training.outliers for name in ("wikitext2", "brown")]
+    mixed = sst(store, outliers="wikitext2+brown").training.outliers
     assert mixed.shape == (2 * min(part.shape[0] for part in parts), WIDTH)
 
 
 def test_shuffled_words_are_the_training_words(store: Store) -> None:
     task = trec(store, outliers="shuffled_words")
-    shown = Counter(task.outliers.epoch(torch.Generator()).flatten().tolist())
-    inside = Counter(task.train.x.flatten().tolist())
+    shown = Counter(task.training.outliers.epoch(torch.Generator()).flatten().tolist())
+    inside = Counter(task.training.train.x.flatten().tolist())
     del shown[0], inside[0]
     assert shown <= inside
     assert shown.total() > inside.total() - WIDTH
 
 
 def test_validation_is_the_sets_own_or_held_out_of_training(store: Store) -> None:
-    assert len(sst(store).validation) == 2
+    assert len(sst(store).training.validation) == 2
     task = trec(store)
-    assert len(task.validation) == 4
-    assert sorted([*task.train.y.tolist(), *task.validation.y.tolist()]) == list(range(40))
+    assert len(task.training.validation) == 4
+    assert sorted([*task.training.train.y.tolist(), *task.training.validation.y.tolist()]) == list(range(40))
     limited = trec(store, limit=7)
-    assert torch.equal(limited.train.y, task.train.y[:7])
-    assert torch.equal(limited.validation.y, task.validation.y)
+    assert torch.equal(limited.training.train.y, task.training.train.y[:7])
+    assert torch.equal(limited.training.validation.y, task.training.validation.y)
 
 
 def test_tokenizers_may_differ_inside_and_outside(store: Store) -> None:
     task = sst(store, inside="cased", outside="lowered")
     words = Vocabulary.of(map(str.split, training_and_validation(store, "sst")[0][0])).words
     film, lower_a, upper_a = (words.index(word) for word in ("film", "a", "A"))
-    assert (task.train.x == upper_a).any()
-    shown = task.outliers.epoch(torch.Generator())
+    assert (task.training.train.x == upper_a).any()
+    shown = task.training.outliers.epoch(torch.Generator())
     assert not (shown == upper_a).any()
     assert (shown == lower_a).any()
     assert (shown == film).any()  # written Film there
@@ -163,11 +163,11 @@ def test_padding_does_not_change_the_gru() -> None:
 def test_real_tasks(data_root: Path, load, classes: int, sizes: tuple[int, int, int]) -> None:
     task = load(Store(data_root))
     assert task.num_classes == classes
-    assert tuple(map(len, (task.train, task.validation, task.test))) == sizes
-    shown = task.outliers.epoch(torch.Generator())
-    sets = [task.train.x, task.validation.x, task.test.x, shown, *task.ood_test.values()]
+    assert tuple(map(len, (task.training.train, task.training.validation, task.testing.test))) == sizes
+    shown = task.training.outliers.epoch(torch.Generator())
+    sets = [task.training.train.x, task.training.validation.x, task.testing.test.x, shown, *task.testing.ood.values()]
     assert all(x.dtype == torch.int64 and x.max() < 10_000 and (x[:, -1] > 0).all() for x in sets)
-    assert (task.train.x == UNKNOWN).any()
-    inside, outside = ((x > 0).sum(1) for x in (task.train.x, shown))
+    assert (task.training.train.x == UNKNOWN).any()
+    inside, outside = ((x > 0).sum(1) for x in (task.training.train.x, shown))
     wins = (inside[:, None] < outside).float().mean() + 0.5 * (inside[:, None] == outside).float().mean()
     assert float(wins) == pytest.approx(0.5, abs=0.02)

@@ -41,7 +41,7 @@ def fitted(name: str) -> Posterior:
     inference = SETTINGS.get(name) or demur.INFERENCES[name]()
     if isinstance(inference, CyclicalSGHMC):
         inference = replace(inference, cycles=1)
-    return inference.fit(breakable, none_class(3), make_task(), demur.Recipe(epochs=4, batch_size=32))
+    return inference.fit(breakable, none_class(3), make_task().training, demur.Recipe(epochs=4, batch_size=32))
 
 
 def weights(posterior: Posterior) -> list[torch.Tensor]:
@@ -99,7 +99,7 @@ def test_fits_in_threads_are_as_one_after_another():
 
     def fit(seed: int) -> list[torch.Tensor]:
         recipe = demur.Recipe(epochs=3, batch_size=16, seed=seed % 4)
-        return weights(demur.MAP().fit(network, none_class(3), make_task(), recipe))
+        return weights(demur.MAP().fit(network, none_class(3), make_task().training, recipe))
 
     alone = [fit(seed) for seed in range(4)]
     for number, found in enumerate(in_threads(fit, 16)):

@@ -3,7 +3,7 @@
 import math
 import random
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -11,30 +11,26 @@ import pytest
 import torch
 from torch import nn
 
-from demur import training
-from demur.inference import MAP
+from demur import graphs
+from demur.graphs import Recorded, can_compile, fastest_convolutions, needs_host, of_start_up
+from demur.inference import MAP, Laplace
 from demur.likelihoods import none_class, outlier_exposure, plain
 from demur.networks import PatchConv2d, gru, lenet, mlp, wide_resnet
 from demur.streams import generator_for
-from demur.tasks.base import Fixed, Recipe, Split
 from demur.training import (
     Feed,
     Learner,
-    Recorded,
-    can_compile,
     check_logits,
     cosine,
-    fastest_convolutions,
-    needs_host,
     observed,
-    of_start_up,
     optimizer_for,
     run_epoch,
     seeded,
     set_rate,
     train,
 )
-from tests.conftest import make_task
+from demur.training_data import Fixed, Recipe, Split, TrainingData
+from tests.conftest import changed, make_task
 
 
 def weights(point) -> torch.Tensor:
@@ -43,10 +39,11 @@ def weights(point) -> torch.Tensor:
 
 def test_a_seed_repeats_bit_for_bit_and_leaves_the_global_state_alone(task, network, recipe):
     state = torch.get_rng_state()
-    first, second = (MAP().fit(network, none_class(3), task, recipe) for _ in range(2))
-    other = MAP().fit(network, none_class(3), task, replace(recipe, seed=1))
+    first, second = (MAP().fit(network, none_class(3), task.training, recipe) for _ in range(2))
+    other = MAP().fit(network, none_class(3), task.training, replace(recipe, seed=1))
     assert torch.equal(weights(first), weights(second))
     assert not torch.equal(weights(first), weights(other))
+    assert MAP().parts(recipe) == []
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -54,11 +51,11 @@ def test_one_full_batch_step_is_gradient_ascent_on_the_log_posterior(task, netwo
     """SGD with Nesterov momentum makes a first step of (1 + momentum) lr times the gradient; decay is the prior's."""
     recipe = Recipe(epochs=1, batch_size=96, optimizer="sgd", lr=0.1, weight_decay=0.01)
     likelihood = outlier_exposure(3)
-    after = MAP().fit(network, likelihood, task, recipe).network
+    after = MAP().fit(network, likelihood, task.training, recipe).network
     torch.manual_seed(recipe.seed)
     before = network(3)
-    logits = before(torch.cat([task.train.x, task.outliers.x]))
-    value = likelihood.log_prob(logits[:96], task.train.y, logits[96:])
+    logits = before(torch.cat([task.training.train.x, task.training.outliers.x]))
+    value = likelihood.log_prob(logits[:96], task.training.train.y, logits[96:])
     prior = -0.5 * 0.01 * sum((p**2).sum() for p in before.parameters())
     (value + prior).backward()
     for p, q in zip(before.parameters(), after.parameters(), strict=True):
@@ -69,7 +66,7 @@ def test_a_long_gradient_is_shortened_to_the_recipes_norm(task, network):
     recipe = Recipe(epochs=1, batch_size=96, optimizer="sgd", lr=0.1, weight_decay=0.0, clip_norm=0.01)
     steps = {}
     for norm in (0.01, 1e6, None):
-        moved = weights(MAP().fit(network, plain(3), task, replace(recipe, clip_norm=norm)))
+        moved = weights(MAP().fit(network, plain(3), task.training, replace(recipe, clip_norm=norm)))
         torch.manual_seed(recipe.seed)
         steps[norm] = moved - torch.cat([p.detach().flatten() for p in network(3).parameters()])
     assert steps[0.01].norm() == pytest.approx(0.1 * 1.9 * 0.01, rel=1e-3)
@@ -86,9 +83,9 @@ def test_adam_is_torchs(task, network):
     for epoch in range(3):
         theirs.param_groups[0]["lr"] = 0.01 * 0.5 * (1 + math.cos(math.pi * epoch / 3))
         theirs.zero_grad()
-        nn.functional.cross_entropy(model(task.train.x), task.train.y).backward()
+        nn.functional.cross_entropy(model(task.training.train.x), task.training.train.y).backward()
         theirs.step()
-    ours = MAP().fit(network, plain(3), task, recipe)
+    ours = MAP().fit(network, plain(3), task.training, recipe)
     torch.testing.assert_close(weights(ours), torch.cat([p.detach().flatten() for p in model.parameters()]))
 
 
@@ -136,10 +133,10 @@ def test_inliers_and_outliers_go_through_batch_norm_in_one_pass(task, recipe):
             return super().forward(x)
 
     build = lambda c: Watching(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, c))  # noqa: E731
-    MAP().fit(build, none_class(3), task, recipe)
+    MAP().fit(build, none_class(3), task.training, recipe)
     assert set(sizes) == {64}
     sizes.clear()
-    MAP().fit(build, plain(3), task, recipe)
+    MAP().fit(build, plain(3), task.training, recipe)
     assert set(sizes) == {32}
 
 
@@ -152,38 +149,42 @@ def test_streams_of_different_purpose_are_independent():
 
 
 def test_outliers_of_another_type_are_refused(task, network, recipe):
-    pictures = replace(
+    pictures = changed(
         task,
         train=Split(torch.zeros(8, 4, dtype=torch.uint8), torch.arange(8) % 3),
         validation=Split(torch.zeros(8, 4, dtype=torch.uint8), torch.arange(8) % 3),
     )
     with pytest.raises(ValueError, match=r"outliers are torch.float32, inliers torch.uint8"):
-        MAP().fit(network, none_class(3), pictures, recipe)
+        MAP().fit(network, none_class(3), pictures.training, recipe)
 
 
 def test_numpys_types_are_taken(task, network, recipe):
-    as_numpy = replace(
-        task, train=Split(task.train.x.double(), task.train.y.int()), outliers=Fixed(task.outliers.x.double())
+    as_numpy = changed(
+        task,
+        train=Split(task.training.train.x.double(), task.training.train.y.int()),
+        outliers=Fixed(task.training.outliers.x.double()),
     )
-    same = weights(MAP().fit(network, none_class(3), as_numpy, recipe))
-    assert torch.equal(same, weights(MAP().fit(network, none_class(3), task, recipe)))
+    same = weights(MAP().fit(network, none_class(3), as_numpy.training, recipe))
+    assert torch.equal(same, weights(MAP().fit(network, none_class(3), task.training, recipe)))
 
 
 def test_an_epoch_shows_every_inlier_once_and_as_many_outliers(task, recipe):
-    feed = Feed(task, recipe, with_outliers=True)
+    feed = Feed(task.training, recipe, with_outliers=True)
     for _ in range(2):
         feed.shuffle()
         batches = [feed.next() for _ in range(feed.steps)]
         inside = torch.cat([x[: len(y)] for x, y in batches])
-        assert torch.equal(inside.sort(0).values, task.train.x.sort(0).values)
+        assert torch.equal(inside.sort(0).values, task.training.train.x.sort(0).values)
         assert all(len(x) == 2 * len(y) for x, y in batches)
         for x, y in batches:
-            assert torch.equal(y, torch.stack([task.train.y[(task.train.x == row).all(1)][0] for row in x[: len(y)]]))
-    few = replace(task, outliers=Fixed(task.outliers.x[:10]))
-    feed = Feed(few, recipe, with_outliers=True)
+            assert torch.equal(
+                y, torch.stack([task.training.train.y[(task.training.train.x == row).all(1)][0] for row in x[: len(y)]])
+            )
+    few = changed(task, outliers=Fixed(task.training.outliers.x[:10]))
+    feed = Feed(few.training, recipe, with_outliers=True)
     feed.shuffle()
     shown = torch.cat([x[len(y) :] for x, y in (feed.next() for _ in range(feed.steps))])
-    counts = (shown[:, None] == few.outliers.x).all(2).sum(0)
+    counts = (shown[:, None] == few.training.outliers.x).all(2).sum(0)
     assert counts.min() >= 9  # 96 outliers shown, ten different ones in turn
     assert counts.max() <= 10
 
@@ -196,41 +197,43 @@ def shown(feed: Feed) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_batches_are_full_and_what_is_left_over_differs(task, recipe):
-    feed = Feed(task, replace(recipe, batch_size=40), with_outliers=True)
+    feed = Feed(task.training, replace(recipe, batch_size=40), with_outliers=True)
     assert feed.steps == 2
     epochs = [shown(feed) for _ in range(2)]
     for inside, outside in epochs:
         assert len(inside) == len(inside.unique(dim=0)) == len(outside) == len(outside.unique(dim=0)) == 80
     assert not torch.equal(*(inside.sort(0).values for inside, _ in epochs))
-    whole = Feed(task, replace(recipe, batch_size=1000), with_outliers=False)
+    whole = Feed(task.training, replace(recipe, batch_size=1000), with_outliers=False)
     assert (whole.steps, len(shown(whole)[0])) == (1, 96)
 
 
 def test_batches_follow_from_the_seed_alone(task, recipe):
     with_outliers, without, other = (
-        shown(Feed(task, replace(recipe, seed=seed), with_outliers=outliers))[0]
+        shown(Feed(task.training, replace(recipe, seed=seed), with_outliers=outliers))[0]
         for seed, outliers in ((3, True), (3, False), (4, False))
     )
     assert torch.equal(with_outliers, without)
     assert not torch.equal(without, other)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Counted:
     """Outliers that say which epoch they were made for."""
 
+    made: list[torch.Tensor] = field(default_factory=list)
     shape = torch.Size((50, 4))
-    made = 0
 
     def epoch(self, generator: torch.Generator) -> torch.Tensor:
-        self.made += 1
-        return torch.full((50, 4), float(self.made) if self.made < 4 else torch.nan)
+        self.made.append(torch.full((50, 4), len(self.made) + 1.0 if len(self.made) < 3 else torch.nan))
+        return self.made[-1]
 
 
 def test_outliers_may_be_made_anew_every_epoch(task, recipe):
-    feed = Feed(replace(task, outliers=Counted()), recipe, with_outliers=True)
+    source = Counted()
+    feed = Feed(changed(task, outliers=source).training, recipe, with_outliers=True)
     for epoch in (1, 2, 3):
         assert (shown(feed)[1] == epoch).all()
+    assert [float(made.unique()) for made in source.made] == [1, 2, 3]  # what was given stays as it was
     with pytest.raises(ValueError, match="an epoch of outliers has a NaN or infinite value in input 0"):
         feed.shuffle()
 
@@ -242,7 +245,7 @@ def test_inliers_and_outliers_are_augmented_alike_and_anew(task, recipe):
         given.append(x)
         return x + torch.rand(len(x), 1, generator=generator)
 
-    feed = Feed(replace(task, augment=augment), recipe, with_outliers=True)
+    feed = Feed(changed(task, augment=augment).training, recipe, with_outliers=True)
     epochs = [shown(feed) for _ in range(2)]
     for (inside, outside), first in zip(epochs, (0, 3), strict=True):
         before = torch.cat([x[:32] for x in given[first : first + 3]]), torch.cat([x[32:] for x in given[first:][:3]])
@@ -263,7 +266,7 @@ def test_the_rate_falls_to_zero_by_step_or_by_epoch(task, network):
                 seen.append(self.param_groups[0]["lr"])  # noqa: B023
                 return super().step(closure)
 
-        list(train(model, plain(3), task, recipe, optimizer=Spy(model.parameters(), 1.0)))
+        list(train(model, plain(3), task.training, recipe, optimizer=Spy(model.parameters(), 1.0)))
         expected = [cosine(i / steps) for i in range(steps) for _ in range(6 // steps)]
         assert seen == pytest.approx(expected)
         seen.clear()
@@ -272,10 +275,10 @@ def test_the_rate_falls_to_zero_by_step_or_by_epoch(task, network):
 def test_progress_is_told_after_every_epoch(task, network, recipe):
     told = []
     with observed(told.append):
-        MAP().fit(network, plain(3), task, recipe)
+        MAP().fit(network, plain(3), task.training, recipe)
     assert [(p.epoch, p.epochs) for p in told] == [(1, 2), (2, 2)]
     assert told[1].loss < told[0].loss
-    MAP().fit(network, plain(3), task, recipe)
+    MAP().fit(network, plain(3), task.training, recipe)
     assert len(told) == 2  # outside the block nobody is told
 
 
@@ -285,9 +288,11 @@ def test_the_loss_is_minus_the_objective_in_nats_per_inlier(task, network, batch
     model, told = network(4), []
     recipe = Recipe(epochs=1, batch_size=batch_size, lr=1e-12)
     with torch.no_grad():
-        value = none_class(3).log_prob(model(task.train.x), task.train.y, model(task.outliers.x))
+        value = none_class(3).log_prob(
+            model(task.training.train.x), task.training.train.y, model(task.training.outliers.x)
+        )
     with observed(told.append):
-        for epoch in train(model, none_class(3), task, recipe, penalty=lambda: torch.tensor(0.25)):
+        for epoch in train(model, none_class(3), task.training, recipe, penalty=lambda: torch.tensor(0.25)):
             assert (epoch, model.training) == (1, True)
     assert not model.training
     assert told[0].loss == pytest.approx(0.25 - float(value), rel=1e-5)
@@ -301,7 +306,7 @@ def test_learners_side_by_side_tell_their_mean_loss(task, network):
         for seed in range(2):
             torch.manual_seed(seed)
             model = network(3)
-            made.append(Learner(model, plain(3), task, recipe, optimizer_for(model, recipe)))
+            made.append(Learner(model, plain(3), task.training, recipe, optimizer_for(model, recipe)))
         return made
 
     with observed(told.append):
@@ -315,7 +320,7 @@ def test_learners_side_by_side_tell_their_mean_loss(task, network):
 def test_a_recording_is_given_up_where_settings_change_other_than_the_rate(task, network, recipe):
     model = network(3)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, weight_decay=0.1)
-    recorded = Recorded([learner := Learner(model, plain(3), task, recipe, optimizer)])
+    recorded = Recorded([learner := Learner(model, plain(3), task.training, recipe, optimizer)])
     optimizer.param_groups[0]["lr"] = 0.2
     assert recorded.unless_changed() is recorded
     optimizer.param_groups[0]["weight_decay"] = 0.2
@@ -373,13 +378,13 @@ def test_what_libraries_say_of_their_start_up():
 
 def test_only_what_gains_from_it_is_compiled(monkeypatch):
     tools = {"gcc": "/usr/bin/gcc"}
-    monkeypatch.setattr(training.shutil, "which", tools.get)
-    monkeypatch.setattr(training, "find_spec", {"triton": "there"}.get)
+    monkeypatch.setattr(graphs.shutil, "which", tools.get)
+    monkeypatch.setattr(graphs, "find_spec", {"triton": "there"}.get)
     assert can_compile(mlp(3))
     assert not can_compile(gru(3, vocabulary=5))
-    monkeypatch.setattr(training, "find_spec", {}.get)
+    monkeypatch.setattr(graphs, "find_spec", {}.get)
     assert not can_compile(mlp(3))
-    monkeypatch.setattr(training, "find_spec", {"triton": "there"}.get)
+    monkeypatch.setattr(graphs, "find_spec", {"triton": "there"}.get)
     tools.clear()
     assert not can_compile(mlp(3))
 
@@ -401,30 +406,46 @@ def test_logits_may_have_draws_in_front():
 )
 def test_a_network_that_does_not_fit_is_refused(task, recipe, network, says):
     with pytest.raises(ValueError, match=says):
-        MAP().fit(network, none_class(3), task, recipe)
+        MAP().fit(network, none_class(3), task.training, recipe)
 
 
 def test_a_diverging_loss_is_loud(task, network):
     with pytest.raises(FloatingPointError, match=r"in epoch [12]; lower the learning rate \(1e\+30\)"):
-        MAP().fit(network, plain(3), task, Recipe(epochs=2, batch_size=32, optimizer="sgd", lr=1e30))
+        MAP().fit(network, plain(3), task.training, Recipe(epochs=2, batch_size=32, optimizer="sgd", lr=1e30))
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"train": Split(torch.zeros(0, 4), torch.zeros(0, dtype=torch.long))}, "train data is empty"),
+        ({"train": Split(torch.zeros(0, 4), torch.zeros(0, dtype=torch.long))}, "training data is empty"),
         ({"train": Split(torch.full((2, 4), torch.nan), torch.tensor([0, 1]))}, "NaN or infinite value in input 0"),
         ({"train": Split(torch.zeros(2, 4), torch.tensor([0, 3]))}, "label 3; 3 classes"),
         ({"train": Split(torch.zeros(2, 4), torch.tensor([0]))}, "2 inputs and 1 labels"),
         ({"outliers": Fixed(torch.zeros(5, 3))}, r"outliers has inputs of shape \(3,\)"),
         ({"outliers": Fixed(torch.zeros(0, 4))}, "outliers is empty"),
-        ({"ood_test": {"odd": torch.zeros(5, 2)}}, r"odd has inputs of shape \(2,\)"),
+        ({"validation": Split(torch.zeros(5, 2), torch.zeros(5, dtype=torch.long))}, r"validation data has inputs of"),
     ],
 )
 def test_a_task_that_cannot_be_learned_is_refused(change, says):
-    task = make_task()
     with pytest.raises(ValueError, match=says):
-        replace(task, **change)
+        changed(make_task(), **change)
+
+
+def test_sets_to_test_with_are_of_one_shape():
+    task = make_task()
+    with pytest.raises(ValueError, match=r"OOD set odd has inputs of shape \(2,\)"):
+        replace(task.testing, ood={"odd": torch.zeros(5, 2)})
+    other = Split(torch.zeros(5, 2), torch.zeros(5, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"clouds's test data has inputs of shape \(2,\), the training data \(4,\)"):
+        replace(task, testing=replace(task.testing, test=other, ood={}))
+
+
+def test_what_a_method_needs_and_does_not_get_is_named(task, network, recipe):
+    with pytest.raises(ValueError, match="trains with outliers, and there are none"):
+        MAP().fit(network, none_class(3), replace(task.training, outliers=None), recipe)
+    with pytest.raises(ValueError, match="no validation data to tune with"):
+        Laplace().fit(network, plain(3), replace(task.training, validation=None), recipe)
+    MAP().fit(network, plain(3), TrainingData(task.training.train), recipe)
 
 
 @pytest.mark.parametrize("field", ["epochs", "batch_size", "lr"])

@@ -13,8 +13,9 @@ from demur.inference.variational import MeanFieldHead, with_head
 from demur.likelihoods import Likelihood
 from demur.networks import HeadedNetwork, mlp
 from demur.posterior import Gaussian
-from demur.tasks.base import Recipe, Task
+from demur.tasks.base import Task
 from demur.training import observed
+from demur.training_data import Recipe
 from tests.conftest import make_task
 
 
@@ -52,9 +53,9 @@ def check_regression(posterior: Gaussian, layer: str, task: Task, precision: flo
     Tolerance: a tenth of a standard deviation for the mean, the share `variance_error` for the variance; that much is
     left to the noise of draws and batches.
     """
-    x = torch.cat([task.train.x, torch.ones(len(task.train), 1)], 1)
+    x = torch.cat([task.training.train.x, torch.ones(len(task.training.train), 1)], 1)
     exact_precision = x.T @ x + precision * torch.eye(x.shape[1])
-    mean = torch.linalg.solve(exact_precision, x.T @ nn.functional.one_hot(task.train.y).float()).T
+    mean = torch.linalg.solve(exact_precision, x.T @ nn.functional.one_hot(task.training.train.y).float()).T
     variance = 1 / exact_precision.diagonal()
     found = dict(posterior.network.named_parameters()), posterior.variance
     found_mean, found_variance = (torch.cat([f[f"{layer}.weight"], f[f"{layer}.bias"][:, None]], 1) for f in found)
@@ -65,10 +66,10 @@ def check_regression(posterior: Gaussian, layer: str, task: Task, precision: flo
 @pytest.mark.parametrize("batch_size", [96, 32])
 def test_reaches_bayesian_linear_regression(batch_size: int) -> None:
     task = make_task()
-    count, decay = len(task.train), 0.05
+    count, decay = len(task.training.train), 0.05
     method = VariationalBayes(tau=1.0, prior_decay=decay, log_variance=-9.0, training_draws=50)
     recipe = Recipe(epochs=1500 * batch_size // count, batch_size=batch_size, lr=0.03)
-    posterior = method.fit(partial(HeadedNetwork, nn.Identity(), 4), Likelihood(3, UnitNormal()), task, recipe)
+    posterior = method.fit(partial(HeadedNetwork, nn.Identity(), 4), Likelihood(3, UnitNormal()), task.training, recipe)
     check_regression(posterior, "head", task, decay * count, variance_error=0.1)
 
 
@@ -80,7 +81,7 @@ def test_kl_is_torchs_and_weighs_one_nth_whatever_the_batch(batch_size: int, tau
         posterior = VariationalBayes(tau=tau, prior_decay=0.01).fit(
             partial(mlp, inputs=4, hidden=(8,)),
             Likelihood(3, Silent()),
-            task,
+            task.training,
             Recipe(epochs=1, batch_size=batch_size, lr=1e-12),
         )
     assert losses == [pytest.approx(tau * kl_by_torch(posterior, 0.01 * 96) / 96, rel=1e-5)]
@@ -91,10 +92,10 @@ def test_the_kl_may_be_divided_by_another_number() -> None:
     task, losses = make_task(), []
     with observed(lambda report: losses.append(report.loss)):
         posterior = VariationalBayes(kl_count=7).fit(
-            partial(mlp, inputs=4, hidden=(8,)), Likelihood(3, Silent()), task, Recipe(epochs=1, lr=1e-12)
+            partial(mlp, inputs=4, hidden=(8,)), Likelihood(3, Silent()), task.training, Recipe(epochs=1, lr=1e-12)
         )
     assert losses == [pytest.approx(0.1 * kl_by_torch(posterior, 5e-4 * 96) / 7, rel=1e-5)]
-    assert (posterior.num_draws, posterior.seed) == (200, 0)
+    assert (posterior.num_draws, posterior.seed, posterior.over_head) == (200, 0, True)
     assert all((value.log() + 6).abs().max() < 1e-5 for value in posterior.variance.values())
 
 
@@ -138,7 +139,7 @@ def test_only_the_head_is_random_and_only_the_trunk_decays() -> None:
     network = partial(mlp, inputs=4, hidden=(8,))
     torch.manual_seed(recipe.seed)
     fresh = dict(network(3).named_parameters())
-    posterior = VariationalBayes(tau=0.0).fit(network, Likelihood(3, Silent()), make_task(), recipe)
+    posterior = VariationalBayes(tau=0.0).fit(network, Likelihood(3, Silent()), make_task().training, recipe)
     assert set(posterior.variance) == {"head.weight", "head.bias"}
     for name, value in posterior.network.named_parameters():
         shrunk = (

@@ -14,6 +14,7 @@ from demur.classifier.kinds import Ready
 from demur.likelihoods import plain
 from demur.methods import parse_method
 from demur.metrics import accuracy
+from demur.outliers.values import Shown
 from demur.posterior import Point
 from demur.predictive import predict
 
@@ -39,6 +40,7 @@ def adopt(
     method: str = "la+nc",
     classes: Any = None,
     head: str | None = None,
+    synthetic: str | Shown | None = None,
     epochs: int = 3,
     batch_size: int | None = None,
     lr: float = 1e-4,
@@ -74,6 +76,7 @@ def adopt(
         method,
         Copies(with_outputs(model, name, order, likelihood.num_outputs)),
         kind="ready",
+        synthetic=synthetic,
         keep=keep,
         epochs=epochs,
         batch_size=batch_size,

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.names import choose
-from demur.networks import CONVOLUTIONS, HeadedNetwork, Network, gru, lenet, mlp, wide_resnet
-from demur.tasks.base import as_input
+from demur.networks import CONVOLUTIONS, HeadedNetwork, Network, as_input, gru, lenet, mlp, wide_resnet
 
 
 def convnet(num_outputs: int, *, channels: int = 3, widths: Sequence[int] = (32, 64, 128)) -> nn.Module:

@@ -25,10 +25,11 @@ import torch
 from numpy.typing import NDArray
 
 from demur.likelihoods import Likelihood
-from demur.metrics import SCORES, Array, Prediction
+from demur.metrics import SCORES, Array, Prediction, score_named
 from demur.names import choose
 
 UNSURE, UNKNOWN = "unsure", "unknown"
+INVALID = "invalid"  # what a command answers on an input that cannot be read
 REST = 5  # one in so many inliers that are abstained on may be called unknown, where calibration has to say so
 
 
@@ -37,9 +38,9 @@ def default_score(likelihood: Likelihood) -> str:
     return "none_share" if likelihood.has_none_class else "entropy"
 
 
-def score_of(prediction: Prediction, name: str) -> Array:
-    """The score of that name; high for outliers."""
-    values = choose(SCORES, name, "score")(prediction)
+def score_of(prediction: Prediction, name: str, own: bool = False) -> Array:
+    """The score of that name; high for outliers. With `own` it may be one of the caller's: `mymodule:myscore`."""
+    values = (score_named(name) if own else choose(SCORES, name, "score"))(prediction)
     if values is None:
         raise ValueError(f"score {name!r} needs a none class; choose a method that ends in '+nc', or another score")
     return values

@@ -18,8 +18,15 @@ from torch import Tensor
 import demur
 from demur.classifier import kinds
 from demur.classifier.builders import described, logits_of, wrapped
-from demur.classifier.decision import UNKNOWN, UNSURE, calibrated, class_probs, default_score, score_of
-from demur.classifier.fitting import divided, fitting_inference, held_out_outliers, measured, tuned_prior
+from demur.classifier.decision import INVALID, UNKNOWN, UNSURE, calibrated, class_probs, default_score, score_of
+from demur.classifier.fitting import (
+    divided,
+    fitting_inference,
+    held_out_outliers,
+    measured,
+    tuned_prior,
+    warn_if_sharpness_tells,
+)
 from demur.classifier.model_file import read_model, write_model
 from demur.classifier.saved import (
     check_size,
@@ -33,16 +40,18 @@ from demur.classifier.saved import (
     restored_network,
     telling_damage,
 )
+from demur.inference import Laplace
 from demur.methods import Method, parse_method
 from demur.metrics import Array, Prediction
 from demur.names import choose
 from demur.networks import Network
-from demur.outliers.noise import Mixed
-from demur.outliers.synthetic import LEVELLED, made_up
+from demur.outliers.synthetic import BY_DEFAULT
+from demur.outliers.values import Given, Shown, SpectrumMatched, build, leaves, mix, parse
+from demur.outliers.values import given as given_ones
 from demur.posterior_file import load as load_posterior
 from demur.predictive import predict
 from demur.streams import generator_for
-from demur.tasks.base import Fixed, OutlierSource, Recipe, Split, Task, check_finite
+from demur.training_data import OutlierSource, Recipe, Split, TrainingData, check_finite
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,13 @@ class Classifier(ClassifierMixin, BaseEstimator):
     `method` is a name such as `la+nc`, or a `demur.Method` for other hyperparameters. `network` is a function from the
     head size to an `nn.Module`, the name of one of the package's (`mlp`, `lenet`, `convnet`, `wide_resnet`, `gru`), or
     None for the one that goes with the kind of data. `kind` says what X is: `rows`, `pictures`, `texts`, or `ready` for
-    arrays that the network takes as they are; `auto` looks at X. Of the inliers the share `validation`, at the least
+    arrays that the network takes as they are; `auto` looks at X.
+
+    `synthetic` names outliers that are made from X and shown beside those given, or alone: for rows `columns` and
+    `box`, for pictures `smooth`, `uniform`, `patches` and `halves`, for texts `words`, `a+b` for a mix, or a value of
+    `demur.outliers.values`. For pictures `spectrum_matched` are those given, made as sharp as those of X.
+
+    Of the inliers the share `validation`, at the least
     enough for the guarantee, is held out: half to tune a prior, half to calibrate the threshold that keeps the share
     `keep`. With `by_class` every class has a threshold of its own, so that none is abstained on more often than the
     others; it takes as many held-out inputs of each. None for `epochs`, `batch_size` and `lr` means what goes with the
@@ -79,6 +94,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         network: str | Network | None = None,
         *,
         kind: str = "auto",
+        synthetic: str | Shown | None = None,
         keep: float = 0.95,
         by_class: bool = False,
         epochs: int | None = None,
@@ -91,6 +107,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         self.method = method
         self.network = network
         self.kind = kind
+        self.synthetic = synthetic
         self.keep = keep
         self.by_class = by_class
         self.epochs = epochs
@@ -102,22 +119,20 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
     # learning ------------------------------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any, outliers: Any = None, made: str | None = None) -> Self:
-        """Learn the classes of X, and what belongs to none from `outliers`.
+    def fit(self, X: Any, y: Any, outliers: Any = None) -> Self:
+        """Learn the classes of X, and what belongs to none from `outliers`: inputs like X, or None.
 
-        These are inputs like X, the name of made-up ones (rows: `columns`, `box`; pictures: `smooth`, `patches`,
-        `halves`; texts: `words`; `a+b` is a mix), or None: made-up ones if the method trains with outliers at all. Real
-        outliers, of any sort that is easy to come by, do better; `made` names made-up ones to be shown beside these, as
-        many of each: those above, or `levelled`, the given pictures made as sharp as those of X.
+        Real outliers, of any sort that is easy to come by, do best. Without any, a method that trains with outliers
+        makes them from X, by default or as `synthetic` says.
         """
         fresh = type(self)(**self.get_params(deep=False))
-        fresh._fit(X, y, outliers, made)
+        fresh._fit(X, y, outliers)
         own = {name: value for name, value in vars(self).items() if not name.endswith("_")}
         # at once, and only now: who predicts meanwhile has the old model or the new
         self.__dict__ = own | {name: value for name, value in vars(fresh).items() if name.endswith("_")}
         return self
 
-    def _fit(self, X: Any, y: Any, outliers: Any, made: str | None) -> None:
+    def _fit(self, X: Any, y: Any, outliers: Any) -> None:
         started = perf_counter()
         self._check_parameters()
         method = parse_method(self.method) if isinstance(self.method, str) else self.method
@@ -135,12 +150,14 @@ class Classifier(ClassifierMixin, BaseEstimator):
             return Split(self.preprocessing_.read(_rows(gathered, rows)), codes[rows])
 
         inside, tuned, calibrating = split(train), split(tuning), split(calibration)
-        name, source, unseen = self._outliers(outliers, made, inside.x, tuned.x, seed)
-        task = Task("your data", tuple(map(str, self.classes_)), inside, tuned, tuned, source, {}, trained_with=name)
+        name, source, unseen = self._outliers(outliers, inside.x, tuned.x, seed)
+        data = TrainingData(inside, tuned, source)
         self.network_, self.wraps_logits_ = self._network(inside.x[:2])
         recipe = self._recipe(len(train), seed)
-        inference = fitting_inference(method, self.network_, self.likelihood_.num_outputs)
-        self.posterior_ = inference.fit(self.network_, self.likelihood_, task.to(self._torch_device()), recipe)
+        inference = fitting_inference(
+            method, self.network_, self.likelihood_.num_outputs, by_name=isinstance(self.method, str)
+        )
+        self.posterior_ = inference.fit(self.network_, self.likelihood_, data.to(self._torch_device()), recipe)
         to_calibrate = self._predicted(calibrating.x)
         self.decision_ = calibrated(to_calibrate, default_score(self.likelihood_), self.keep, self.by_class)
         self.report_: dict[str, Any] = {
@@ -156,6 +173,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
                 None if unseen is None else self._predicted(unseen),
             ),
             **tuned_prior(self.posterior_),
+            **({"laplace_over": inference.over} if isinstance(inference, Laplace) else {}),
             "outliers": name,
             "epochs": recipe.epochs,
             "seconds": perf_counter() - started,
@@ -188,8 +206,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
             raise ValueError(
                 f"y has 1 class, {str(self.classes_[0])!r}; a classifier needs at least 2: give inputs of others, too"
             )
-        if overlap := {UNSURE, UNKNOWN} & set(map(str, self.classes_)):
-            raise ValueError(f"y has a class named {overlap.pop()!r}, which is what abstaining is called; rename it")
+        if overlap := {UNSURE, UNKNOWN, INVALID} & set(map(str, self.classes_)):
+            raise ValueError(f"y has a class named {overlap.pop()!r}, which is an answer of demur's own; rename it")
         return torch.from_numpy(codes)
 
     def _gathered(self, X: Any, kind: str, what: str = "X", fitting: bool = True) -> Any:
@@ -207,46 +225,41 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return rows
 
     def _outliers(
-        self, outliers: Any, made: str | None, inliers: Tensor, held_out: Tensor, seed: int
-    ) -> tuple[str, OutlierSource, Tensor | None]:
+        self, outliers: Any, inliers: Tensor, held_out: Tensor, seed: int
+    ) -> tuple[str, OutlierSource | None, Tensor | None]:
         """What is shown, its name, and some of the same sort that are not: to see how many are abstained on."""
+        synthetic = parse(self.synthetic) if isinstance(self.synthetic, str) else self.synthetic
         if self.likelihood_.outside is None:
-            if outliers is not None or made is not None:
+            if outliers is not None or synthetic is not None:
                 raise ValueError(
                     f"outliers were given, but method {self.method!r} does not train with them; choose one with '+nc', "
                     "'+sl', '+ml' or '+oe', or leave them out"
                 )
-            return "none", Fixed(inliers[:1]), None  # a task has some; nothing looks at them
+            return "none", None, None
+        if isinstance(outliers, str):
+            raise ValueError(
+                f"outliers {outliers!r} is a name; give inputs like X, or Classifier(synthetic={outliers!r}) to have "
+                "some made from X"
+            )
         kind = self.preprocessing_.made_from
-        if outliers is None or isinstance(outliers, str):
-            if made is not None:
-                made_up(kind, str(made), inliers, inliers)  # a wrong name is said first
-                alone = "+".join(part for part in (outliers, *str(made).split("+")) if part and part != LEVELLED)
-                raise ValueError(
-                    f"made {made!r} goes beside real outliers, and there are none; give some as outliers"
-                    + f", or give {alone!r} as the outliers for made-up ones alone" * bool(alone)
-                )
-            if outliers and LEVELLED in outliers.split("+"):
-                raise ValueError(
-                    f"outliers {outliers!r} are made from real ones, and there are none; give some, "
-                    f"and {outliers!r} as made"
-                )
+        if outliers is None:
+            shown = synthetic or parse(BY_DEFAULT[kind])
+            if any(isinstance(leaf, Given | SpectrumMatched) for leaf in leaves(shown)):
+                raise ValueError(f"synthetic {str(shown)!r} goes beside real outliers, and there are none; give some")
+            source = build(shown, kind, inliers)
             if kind == "texts":
                 warnings.warn(
                     "outliers of texts are made up from their own words; real ones do better: any other texts at all, "
                     "as fit(X, y, outliers=texts)",
                     stacklevel=4,
                 )
-            name, source = made_up(kind, outliers, inliers)
-            return name, source, made_up(kind, outliers, held_out)[1].epoch(generator_for("unseen outliers", seed))
+            return str(shown), source, build(shown, kind, held_out).epoch(generator_for("unseen outliers", seed))
         every = self._inputs(outliers, "outliers")
-        shown, unseen = held_out_outliers(every, self.validation, seed)
-        given, name = Fixed(shown), f"{len(every)} given"
-        if made is None:
-            return name, given, unseen
-        more, beside = made_up(kind, str(made), inliers, shown)
-        sources = beside.sources if isinstance(beside, Mixed) else (beside,)
-        return f"{name}+{more}", Mixed((given, *sources)), unseen
+        trained, unseen = held_out_outliers(every, self.validation, seed)
+        shown = mix(given_ones(), *leaves(synthetic)) if synthetic else given_ones()
+        if kind == "pictures" and not any(isinstance(leaf, SpectrumMatched) for leaf in leaves(shown)):
+            warn_if_sharpness_tells(inliers, trained)
+        return f"{len(every)} {shown}", build(shown, kind, inliers, given=trained), unseen
 
     def _network(self, x: Tensor) -> tuple[Network, bool]:
         """The function that makes the network, and whether what it makes returns objects with `.logits`."""
@@ -281,9 +294,9 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return class_probs(self._prediction(X))
 
     def outlier_score(self, X: Any, score: str | None = None) -> Array:
-        """High for outliers: the score that is abstained by, or any of `demur.SCORES` by name."""
+        """High for outliers: the score that is abstained by, one of `demur.SCORES` by name, or `mymodule:myscore`."""
         prediction = self._prediction(X)
-        return score_of(prediction, score or self.decision_.score)
+        return score_of(prediction, self.decision_.score) if score is None else score_of(prediction, score, own=True)
 
     def decide(self, X: Any) -> np.ndarray:
         """For each input its label, "unsure" or "unknown": (N,) of objects."""

@@ -30,11 +30,10 @@ from demur.classifier.decision import UNKNOWN, UNSURE, class_probs, score_of
 from demur.classifier.kinds import FARTHEST, Pictures, Preprocessing, Rows, Texts
 from demur.metrics import spread
 from demur.names import choose
-from demur.networks import LastState
+from demur.networks import LastState, as_input
 from demur.posterior import Gaussian, Point, Posterior
 from demur.predictive import predict
 from demur.streams import generator_for
-from demur.tasks.base import as_input
 
 OUTPUTS = ("probabilities", "outlier_score", "decision")
 CODE = "decision_code"  # a class, or one past them for unsure, two for unknown

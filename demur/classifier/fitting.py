@@ -2,17 +2,20 @@
 
 import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from demur.audit import LEAK
 from demur.classifier.decision import Decision, least_count
 from demur.inference import Inference, Laplace
 from demur.methods import Method
 from demur.metrics import Prediction
 from demur.networks import Network
+from demur.outliers.sharpness import auroc_by_sharpness
 from demur.posterior import Posterior
 from demur.streams import generator_for
 
@@ -54,13 +57,18 @@ def held_out_outliers(outliers: Tensor, fraction: float, seed: int) -> tuple[Ten
     return outliers[order[count:].sort().values], outliers[order[:count].sort().values]
 
 
-def fitting_inference(method: Method, network: Network, num_outputs: int) -> Inference:
-    """The method's own, but over the head alone where the trunk is recurrent: its curvature has no fast rule."""
-    if method.inference != Laplace():
+def fitting_inference(method: Method, network: Network, num_outputs: int, by_name: bool) -> Inference:
+    """The method's own, but Laplace is over the head alone where the trunk is recurrent, which has no fast curvature.
+
+    Whoever gave more than the method's name asked for all layers, and is told.
+    """
+    if not isinstance(method.inference, Laplace) or method.inference.over == "head":
         return method.inference
     with torch.random.fork_rng(devices=[]):
-        modules = list(network(num_outputs).modules())
-    return Laplace(over="head") if any(isinstance(module, nn.RNNBase) for module in modules) else method.inference
+        recurrent = any(isinstance(module, nn.RNNBase) for module in network(num_outputs).modules())
+    if recurrent and not by_name:
+        raise ValueError("Laplace over 'all' layers of a recurrent network would take hours; give Laplace(over='head')")
+    return replace(method.inference, over="head") if recurrent else method.inference
 
 
 def measured(
@@ -100,6 +108,19 @@ def _warn_of_chance(abstained: float, count: int, by_chance: float) -> None:
         f"({by_chance:.0%}): it cannot tell them apart; train for longer (epochs), or show it more or other outliers",
         stacklevel=5,
     )
+
+
+def warn_if_sharpness_tells(inliers: Tensor, outliers: Tensor) -> None:
+    """A network that can tell outliers by their sharpness may learn nothing else of them."""
+    if min(len(inliers), len(outliers)) < FEWEST:
+        return
+    auroc = auroc_by_sharpness(inliers, outliers)
+    if auroc > LEAK:
+        warnings.warn(
+            f"sharpness alone tells the outliers from the inliers (AUROC {auroc:.3f}); see whether the model does "
+            "better with synthetic='spectrum_matched' as well",
+            stacklevel=5,
+        )
 
 
 def tuned_prior(posterior: Posterior) -> dict[str, Any]:

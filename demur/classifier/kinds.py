@@ -18,9 +18,9 @@ from torch import Tensor
 
 from demur.classifier.builders import builder
 from demur.names import choose
-from demur.networks import Network
-from demur.tasks.base import Recipe, as_input, check_finite
+from demur.networks import Network, as_input
 from demur.tasks.text import Vocabulary, levelled
+from demur.training_data import Recipe, check_finite
 
 FARTHEST = 1e6  # deviations from the mean; beyond, float32 would lose the rest of the row
 LONGEST = 256  # words of a text

@@ -69,6 +69,7 @@ def write_model(path: str | Path, model: Mapping[str, Any], posterior: Posterior
         folder.mkdir()
         (folder / MODEL).write_text(json.dumps(model, indent=1, allow_nan=False), "utf-8")
         save_posterior(posterior, folder / POSTERIOR)
+        shutil.copymode(folder / MODEL, folder / POSTERIOR)  # which is written for its owner alone
         parts = {name: {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in PARTS}
         version = ".".join(map(str, FORMAT))
         (folder / MANIFEST).write_text(json.dumps({"demur": version, "parts": parts}, indent=1), "utf-8")

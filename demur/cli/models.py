@@ -34,11 +34,11 @@ def fit(
     out: Annotated[Path, typer.Option("--out", "-o", help="The model: a folder, or one file if it ends in .demur.")],
     outliers: Annotated[
         str | None,
-        typer.Option(help="Path like DATA, data set, or made up: columns, box; smooth, patches, halves; words; a+b."),
+        typer.Option(help="Path like DATA, or a data set; none: they are made from DATA."),
     ] = None,
-    made: Annotated[
+    synthetic: Annotated[
         str | None,
-        typer.Option(help="Beside those of --outliers: made-up ones, or levelled, the same as sharp as DATA; a+b."),
+        typer.Option(help="Beside these: columns, box; smooth, uniform, patches, halves, spectrum_matched; words."),
     ] = None,
     method: Annotated[str, typer.Option(help="inference+likelihood: la+nc, map+oe, de+nc, vb+sl, ...")] = "la+nc",
     label: LabelColumn = None,
@@ -78,13 +78,15 @@ def fit(
         describe(f"{inputs.name} {method}")
         if quick and epochs is None:
             epochs = max(1, _usual_epochs(given.kind, inliers.x) // 5)
-        classifier = Classifier(method, keep=keep, epochs=epochs, device=device_named(device), random_state=seed)
-        classifier.fit(inliers.x, inliers.y, shown, made)
+        if isinstance(shown, str):  # made from DATA: a name
+            synthetic, shown = f"{shown}+{synthetic}" if synthetic else shown, None
+        classifier = Classifier(
+            method, synthetic=synthetic, keep=keep, epochs=epochs, device=device_named(device), random_state=seed
+        )
+        classifier.fit(inliers.x, inliers.y, shown)
         classifier.save(out)
     for name, said in _said_of_fit(classifier, given, len(inliers.names), outliers).items():
         print(f"{name:<9} {said}")
-    if given.kind == "pictures" and not (shown is None or isinstance(shown, str)):
-        _say_if_sharpness_tells(inliers.x, shown, made)
     print(f"wrote {out}")
 
 
@@ -276,21 +278,6 @@ def _usual_epochs(kind: str, x: "X") -> int:
     from demur.classifier.kinds import KINDS
 
     return KINDS[kind].of(np.asarray(x) if kind == "rows" else x).recipe(len(x)).epochs
-
-
-def _say_if_sharpness_tells(inliers: "X", outliers: "X", made: str | None) -> None:
-    from demur.audit import LEAK
-    from demur.classifier.kinds import grey_values
-    from demur.outliers.sharpness import auroc_by_sharpness
-    from demur.outliers.synthetic import LEVELLED
-
-    pictures = [grey_values(x, "X") for x in (inliers, outliers)]
-    if min(map(len, pictures)) < 20:
-        return
-    auroc = auroc_by_sharpness(*pictures)
-    if auroc > LEAK:
-        advice = "" if LEVELLED in (made or "") else f"; see whether it does better with --made {LEVELLED} as well"
-        print(f"sharpness alone tells these outliers from the inputs, AUROC {100 * auroc:.1f} %{advice}")
 
 
 def _said_of_fit(classifier: "Classifier", given: "Inputs", count: int, outliers: str | None) -> dict[str, str]:

@@ -62,6 +62,6 @@ def device_named(name: str) -> str:
 
 def networks_in(inference: "Inference") -> int:
     """How many are trained, one after another."""
-    from demur.tasks.base import Recipe
+    from demur.training_data import Recipe
 
     return sum(networks_in(part) for part, _ in inference.parts(Recipe())) or 1

@@ -372,7 +372,7 @@ def audit(
     check_file(figure, overwrite, suffixes=FIGURES)
 
     from demur.audit import audit as audit_task
-    from demur.outliers.sharpness import draw_sharpness
+    from demur.report.sharpness import draw_sharpness
 
     loaded = load_named(task, data, outliers)
     if figure is not None:

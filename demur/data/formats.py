@@ -296,7 +296,10 @@ def read_csv(path: Path) -> Iterator[Part]:
 
 def read_txt(path: Path) -> Iterator[Part]:
     with reading(path, "text in UTF-8"):
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").split("\n")]
+        content = path.read_text(encoding="utf-8")
+        if "\0" in content:
+            raise ValueError("it has zero bytes")
+        lines = [line.strip() for line in content.split("\n")]
     yield Part(split_named(path.name), texts=[line for line in lines if line])
 
 

@@ -8,7 +8,7 @@ import torch
 from demur.likelihoods import Likelihood
 from demur.networks import Network
 from demur.posterior import Posterior
-from demur.tasks.base import Recipe, Task
+from demur.training_data import Recipe, TrainingData, check_labels
 
 
 class Inference(Protocol):
@@ -19,22 +19,24 @@ class Inference(Protocol):
         ...
 
     def fit(
-        self, network: Network, likelihood: Likelihood, task: Task, recipe: Recipe, parts: Sequence[Posterior] = ()
+        self,
+        network: Network,
+        likelihood: Likelihood,
+        data: TrainingData,
+        recipe: Recipe,
+        parts: Sequence[Posterior] = (),
     ) -> Posterior:
         """The posterior over the network's weights; without `parts` it fits them itself."""
         ...
 
 
 def fit_parts(
-    inference: Inference, network: Network, likelihood: Likelihood, task: Task, recipe: Recipe
+    inference: Inference, network: Network, likelihood: Likelihood, data: TrainingData, recipe: Recipe
 ) -> list[Posterior]:
-    return [part.fit(network, likelihood, task, its_recipe) for part, its_recipe in inference.parts(recipe)]
+    return [part.fit(network, likelihood, data, its_recipe) for part, its_recipe in inference.parts(recipe)]
 
 
-def build(network: Network, likelihood: Likelihood, task: Task) -> torch.nn.Module:
+def build(network: Network, likelihood: Likelihood, data: TrainingData) -> torch.nn.Module:
     """A fresh network with the right head, where the data is."""
-    if likelihood.num_classes != task.num_classes:
-        raise ValueError(
-            f"the likelihood has {likelihood.num_classes} classes, the task {task.num_classes}; they must agree"
-        )
-    return network(likelihood.num_outputs).to(task.train.x.device)
+    check_labels("the training data", data.train.y, likelihood.num_classes)
+    return network(likelihood.num_outputs).to(data.device)

@@ -9,7 +9,7 @@ from demur.inference.together import pays, train_together
 from demur.likelihoods import Likelihood
 from demur.networks import Network
 from demur.posterior import Mixture, Posterior
-from demur.tasks.base import Recipe, Task
+from demur.training_data import Recipe, TrainingData
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,13 @@ class Ensemble:
         return [(self.member, replace(recipe, seed=seed)) for seed in range(first, first + self.members)]
 
     def fit(
-        self, network: Network, likelihood: Likelihood, task: Task, recipe: Recipe, parts: Sequence[Posterior] = ()
+        self,
+        network: Network,
+        likelihood: Likelihood,
+        data: TrainingData,
+        recipe: Recipe,
+        parts: Sequence[Posterior] = (),
     ) -> Mixture:
-        if not parts and self.member == MAP() and pays(network, likelihood, task):
-            parts = train_together(network, likelihood, task, [its for _, its in self.parts(recipe)])
-        return Mixture(tuple(parts or fit_parts(self, network, likelihood, task, recipe)))
+        if not parts and self.member == MAP() and pays(network, likelihood, data):
+            parts = train_together(network, likelihood, data, [its for _, its in self.parts(recipe)])
+        return Mixture(tuple(parts or fit_parts(self, network, likelihood, data, recipe)))

@@ -23,8 +23,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call, vjp, vmap
 from torch.nn import functional as F
 
-from demur.networks import PatchConv2d, mixed_precision
-from demur.tasks.base import as_input
+from demur.networks import PatchConv2d, as_input, mixed_precision
 
 logger = logging.getLogger(__name__)
 Root = Callable[[Tensor], Tensor]  # logits (B, C) to S (B, C, R)

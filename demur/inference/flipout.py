@@ -18,8 +18,8 @@ from demur.inference.variational import MeanField
 from demur.likelihoods import Likelihood
 from demur.networks import Network, PatchConv2d
 from demur.posterior import Gaussian, Posterior
-from demur.tasks.base import Recipe, Task
 from demur.training import seeded, train
+from demur.training_data import Recipe, TrainingData
 
 # exact types: the linear layer inside attention is a subclass, whose weights are used without calling it
 CONVERTED = (nn.Linear, nn.Conv1d, nn.Conv2d, PatchConv2d, nn.Conv3d)
@@ -92,20 +92,25 @@ class Flipout:
         return []
 
     def fit(
-        self, network: Network, likelihood: Likelihood, task: Task, recipe: Recipe, parts: Sequence[Posterior] = ()
+        self,
+        network: Network,
+        likelihood: Likelihood,
+        data: TrainingData,
+        recipe: Recipe,
+        parts: Sequence[Posterior] = (),
     ) -> Gaussian:
         recipe = replace(recipe, weight_decay=0.0)
-        with seeded(recipe.seed, task.train.x.device):
-            model = build(network, likelihood, task)
+        with seeded(recipe.seed, data.device):
+            model = build(network, likelihood, data)
             layers = convert(model, self.log_variance)
             weights = {name: sum(p.numel() for p in layer.mean.parameters()) for name, layer in layers.items()}
             sizes = weights if self.mean_kl else dict.fromkeys(layers, 1)
 
             def penalty() -> Tensor:
                 kls = [layer.kl(self.prior_precision) / sizes[name] for name, layer in layers.items()]
-                return self.tau * torch.stack(kls).sum() / len(task.train)
+                return self.tau * torch.stack(kls).sum() / len(data.train)
 
-            deque(train(model, likelihood, task, recipe, penalty=penalty), maxlen=0)
+            deque(train(model, likelihood, data, recipe, penalty=penalty), maxlen=0)
         restore(model)
         variance = {k: v for name, layer in layers.items() for k, v in layer.variance(f"{name}.").items()}
         return Gaussian(model, variance, self.num_draws, recipe.seed)

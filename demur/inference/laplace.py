@@ -20,7 +20,7 @@ from demur.networks import Network
 from demur.posterior import Gaussian, Point, Posterior, Tuning
 from demur.predictive import predict
 from demur.streams import generator_for
-from demur.tasks.base import Recipe, Task
+from demur.training_data import Recipe, TrainingData
 
 DECADES = tuple(10.0**k for k in range(-2, 9))
 
@@ -77,25 +77,30 @@ class Laplace:
         return [(MAP(), recipe)]
 
     def fit(
-        self, network: Network, likelihood: Likelihood, task: Task, recipe: Recipe, parts: Sequence[Posterior] = ()
+        self,
+        network: Network,
+        likelihood: Likelihood,
+        data: TrainingData,
+        recipe: Recipe,
+        parts: Sequence[Posterior] = (),
     ) -> Gaussian:
-        (point,) = parts or fit_parts(self, network, likelihood, task, recipe)
+        (point,) = parts or fit_parts(self, network, likelihood, data, recipe)
         assert isinstance(point, Point)
-        fisher = self.fisher(point.network, likelihood, task, recipe.seed)
+        fisher = self.fisher(point.network, likelihood, data, recipe.seed)
         if self.prior_precision is not None:
             return self._gaussian(point.network, fisher, self.prior_precision, self.num_draws, recipe.seed)
-        tuning = self._tuned(point, fisher, likelihood, task, recipe.seed)
+        tuning = self._tuned(point, fisher, likelihood, data, recipe.seed)
         gaussian = self._gaussian(point.network, fisher, tuning.chosen, self.num_draws, recipe.seed)
         return replace(gaussian, tuning=tuning)
 
-    def fisher(self, model: nn.Module, likelihood: Likelihood, task: Task, seed: int = 0) -> dict[str, Tensor]:
+    def fisher(self, model: nn.Module, likelihood: Likelihood, data: TrainingData, seed: int = 0) -> dict[str, Tensor]:
         """Sum over the inliers, plus w * N / M times the sum over the outliers."""
         only = None
         if self.over == "head":
             only = [
-                name for name, _ in with_head(model, task.train.x[:2]).named_parameters() if name.startswith("head.")
+                name for name, _ in with_head(model, data.train.x[:2]).named_parameters() if name.startswith("head.")
             ]
-        generator = generator_for("fisher", seed, device=task.train.x.device)
+        generator = generator_for("fisher", seed, device=data.device)
 
         def total(x: Tensor, root: Root) -> dict[str, Tensor]:
             if self.estimator == "exact":
@@ -106,18 +111,20 @@ class Laplace:
                 return batch_mean_fisher(model, root, x, signs, only=only)
             return diagonal_fisher(model, root, x, signs=signs, budget=self.budget, only=only)
 
-        inside = total(task.train.x, likelihood.fisher_root)
+        inside = total(data.train.x, likelihood.fisher_root)
         if likelihood.outside is None:
             return inside
         # as many outliers as inliers: the data is passed twice, however many outliers there are
-        pool = task.outliers.epoch(generator)
-        some = pool[torch.randperm(len(pool), generator=generator, device=pool.device)[: len(task.train)]]
+        pool = data.shown.epoch(generator)
+        some = pool[torch.randperm(len(pool), generator=generator, device=pool.device)[: len(data.train)]]
         from_outliers = total(some, partial(likelihood.fisher_root, outliers=True))
-        scale = len(task.train) / len(some)
+        scale = len(data.train) / len(some)
         return {name: value + scale * from_outliers[name] for name, value in inside.items()}
 
-    def _tuned(self, point: Point, fisher: dict[str, Tensor], likelihood: Likelihood, task: Task, seed: int) -> Tuning:
-        x, y = task.validation.x, task.validation.y
+    def _tuned(
+        self, point: Point, fisher: dict[str, Tensor], likelihood: Likelihood, data: TrainingData, seed: int
+    ) -> Tuning:
+        x, y = data.held_out.x, data.held_out.y
 
         def tried(posterior: Posterior, precision: float) -> Trial:
             prediction = predict(posterior, likelihood, x)

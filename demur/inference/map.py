@@ -8,8 +8,8 @@ from demur.inference.base import Inference, build
 from demur.likelihoods import Likelihood
 from demur.networks import Network
 from demur.posterior import Point, Posterior
-from demur.tasks.base import Recipe, Task
 from demur.training import seeded, train
+from demur.training_data import Recipe, TrainingData
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,14 @@ class MAP:
         return []
 
     def fit(
-        self, network: Network, likelihood: Likelihood, task: Task, recipe: Recipe, parts: Sequence[Posterior] = ()
+        self,
+        network: Network,
+        likelihood: Likelihood,
+        data: TrainingData,
+        recipe: Recipe,
+        parts: Sequence[Posterior] = (),
     ) -> Point:
-        with seeded(recipe.seed, task.train.x.device):
-            model = build(network, likelihood, task)
-            deque(train(model, likelihood, task, recipe), maxlen=0)
+        with seeded(recipe.seed, data.device):
+            model = build(network, likelihood, data)
+            deque(train(model, likelihood, data, recipe), maxlen=0)
         return Point(model)

@@ -22,8 +22,8 @@ from demur.inference.base import Inference, build
 from demur.likelihoods import Likelihood
 from demur.networks import Network
 from demur.posterior import Mixture, Point, Posterior
-from demur.tasks.base import Recipe, Task
 from demur.training import cosine, seeded, train
+from demur.training_data import Recipe, TrainingData
 
 
 class SGHMC(torch.optim.Optimizer):
@@ -91,7 +91,12 @@ class CyclicalSGHMC:
         return []
 
     def fit(
-        self, network: Network, likelihood: Likelihood, task: Task, recipe: Recipe, parts: Sequence[Posterior] = ()
+        self,
+        network: Network,
+        likelihood: Likelihood,
+        data: TrainingData,
+        recipe: Recipe,
+        parts: Sequence[Posterior] = (),
     ) -> Mixture:
         # a short recipe is made longer, so that at least half of a cycle comes before its samples
         per_cycle = max(2 * self.samples_per_cycle, round(self.length * recipe.epochs / self.cycles))
@@ -99,18 +104,18 @@ class CyclicalSGHMC:
         recipe = replace(recipe, epochs=per_cycle * self.cycles, lr=self.lr, clip_norm=None)
         kept: dict[str, Tensor] = {}
 
-        temperature = 1 / len(task.train) if self.temperature == "1/N" else self.temperature
+        temperature = 1 / len(data.train) if self.temperature == "1/N" else self.temperature
 
         def sampling(epoch: int) -> bool:
             return epoch % per_cycle >= per_cycle - self.samples_per_cycle
 
-        with seeded(recipe.seed, task.train.x.device):
-            model = build(network, likelihood, task)
+        with seeded(recipe.seed, data.device):
+            model = build(network, likelihood, data)
             chain = SGHMC(
                 model.parameters(),
                 recipe.lr,
                 friction=self.friction,
-                count=len(task.train),
+                count=len(data.train),
                 temperature=temperature * sampling(0),
                 weight_decay=recipe.weight_decay,
                 clip_norm=clip_norm,
@@ -119,7 +124,7 @@ class CyclicalSGHMC:
             def rate(done: float) -> float:
                 return cosine(round(done * self.cycles, 9) % 1)  # a cycle's end must not round to just before it
 
-            for epoch in train(model, likelihood, task, recipe, optimizer=chain, rate=rate, kept=kept):
+            for epoch in train(model, likelihood, data, recipe, optimizer=chain, rate=rate, kept=kept):
                 if sampling(epoch - 1):
                     kept |= {f"{epoch}/{name}": value.clone() for name, value in state_of(model).items()}
                 chain.param_groups[0]["temperature"] = temperature * sampling(epoch)

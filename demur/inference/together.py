@@ -9,34 +9,37 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from demur.graphs import Recorded
 from demur.inference.base import build
 from demur.likelihoods import Likelihood
 from demur.networks import Network
 from demur.posterior import Point
-from demur.tasks.base import Recipe, Task
-from demur.training import Learner, Recorded, cosine, optimizer_for, run_epoch, seeded
+from demur.training import Learner, cosine, optimizer_for, run_epoch, seeded
+from demur.training_data import Recipe, TrainingData
 
 
-def pays(network: Network, likelihood: Likelihood, task: Task) -> bool:
+def pays(network: Network, likelihood: Likelihood, data: TrainingData) -> bool:
     """Whether members can be trained at once: on a GPU, if nothing in them is random, for that they would share."""
-    device = task.train.x.device
+    device = data.device
     if device.type != "cuda":
         return False
     with seeded(0, device):
-        model = build(network, likelihood, task)
+        model = build(network, likelihood, data)
     return not any(isinstance(m, nn.modules.dropout._DropoutNd | nn.RNNBase) for m in model.modules())
 
 
-def train_together(network: Network, likelihood: Likelihood, task: Task, recipes: Sequence[Recipe]) -> list[Point]:
+def train_together(
+    network: Network, likelihood: Likelihood, data: TrainingData, recipes: Sequence[Recipe]
+) -> list[Point]:
     """MAP networks of several recipes that differ in their seeds alone."""
     learners = []
     for recipe in recipes:
-        with seeded(recipe.seed, task.train.x.device):
-            model = build(network, likelihood, task)
-        learners.append(Learner(model, likelihood, task, recipe, optimizer_for(model, recipe)))
+        with seeded(recipe.seed, data.device):
+            model = build(network, likelihood, data)
+        learners.append(Learner(model, likelihood, data, recipe, optimizer_for(model, recipe)))
         learners[-1].begin()
     step = Recorded(learners)
-    with seeded(recipes[0].seed, task.train.x.device):
+    with seeded(recipes[0].seed, data.device):
         for epoch in range(recipes[0].epochs):
             run_epoch(learners, step, recipes[0], cosine, epoch)
     return [Point(learner.model.eval()) for learner in learners]

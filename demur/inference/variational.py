@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from demur.inference.base import Inference, build
 from demur.likelihoods import Likelihood
-from demur.networks import Network
+from demur.networks import Network, own_input
 from demur.posterior import Gaussian, Posterior
-from demur.tasks.base import Recipe, Task, own_input
 from demur.training import optimizer_for, seeded, train
+from demur.training_data import Recipe, TrainingData
 
 
 def kl_to_prior(mean: Tensor, log_variance: Tensor, precision: float) -> Tensor:
@@ -76,18 +76,23 @@ class VariationalBayes:
         return []
 
     def fit(
-        self, network: Network, likelihood: Likelihood, task: Task, recipe: Recipe, parts: Sequence[Posterior] = ()
+        self,
+        network: Network,
+        likelihood: Likelihood,
+        data: TrainingData,
+        recipe: Recipe,
+        parts: Sequence[Posterior] = (),
     ) -> Gaussian:
-        with seeded(recipe.seed, task.train.x.device):
-            model = with_head(build(network, likelihood, task), task.train.x[:2])
+        with seeded(recipe.seed, data.device):
+            model = with_head(build(network, likelihood, data), data.train.x[:2])
             head = model.head = MeanFieldHead(model.get_submodule("head"), self.log_variance, self.training_draws)
             undecayed = [name for name, _ in model.named_parameters() if name.startswith("head.")]
 
             def penalty() -> Tensor:
-                return self.tau * head.kl(self.prior_decay * len(task.train)) / (self.kl_count or len(task.train))
+                return self.tau * head.kl(self.prior_decay * len(data.train)) / (self.kl_count or len(data.train))
 
             optimizer = optimizer_for(model, recipe, undecayed)
-            deque(train(model, likelihood, task, recipe, optimizer=optimizer, penalty=penalty), maxlen=0)
+            deque(train(model, likelihood, data, recipe, optimizer=optimizer, penalty=penalty), maxlen=0)
         model.head = head.mean
         return Gaussian(model, head.variance("head."), self.num_draws, recipe.seed, over_head=True)
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from demur.tasks.base import OutlierSource, as_input
+from demur.networks import as_input
+from demur.training_data import OutlierSource
 
 FAR_AWAY = 5000.0
 CHUNK = 4096
@@ -54,36 +55,6 @@ def blur_matrix(size: int, sigma: Tensor) -> Tensor:
     place = (pixel[:, None] + away) % (2 * size)
     seen = torch.minimum(place, 2 * size - 1 - place)[:, :, None] == pixel
     return torch.einsum("na,iaj->nij", kernel / kernel.sum(1, keepdim=True), seen.float())
-
-
-@dataclass(frozen=True)
-class Smooth:
-    """Smooth noise to train with, made anew each epoch from the task's own training pictures."""
-
-    pictures: Tensor
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.pictures.shape
-
-    def epoch(self, generator: torch.Generator) -> Tensor:
-        return smooth(self.pictures, generator)
-
-    def to(self, device: torch.device | str) -> "Smooth":
-        return Smooth(self.pictures.to(device))
-
-
-@dataclass(frozen=True)
-class Uniform:
-    """Uniform noise to train with, made anew each epoch."""
-
-    shape: torch.Size
-
-    def epoch(self, generator: torch.Generator) -> Tensor:
-        return uniform(self.shape[0], tuple(self.shape[1:]), generator)
-
-    def to(self, device: torch.device | str) -> "Uniform":
-        return self
 
 
 @dataclass(frozen=True)

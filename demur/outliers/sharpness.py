@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,8 +11,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from demur.metrics import Separation
-from demur.outliers.spectrum import levelled, log_power, mean_power, unlevelled
-from demur.tasks.base import Task
+from demur.outliers.spectrum import log_power
 
 
 @dataclass(frozen=True)
@@ -58,31 +56,3 @@ def sharpness_table(rows: Sequence[Sharpness]) -> list[str]:
     head = f"{'by sharpness alone':24}{'AUROC':>8}{'passing':>9}"
     legend = "learned from training pictures and outliers; passing: per cent of a set, where 95 % of the inliers pass"
     return [head, *(f"{row.set:24}{100 * row.auroc:8.1f}{100 * row.passing:9.1f}" for row in rows), legend, ""]
-
-
-def draw_sharpness(task: Task, path: Path) -> None:
-    """The median power of a frequency, a line a set, and that of the outliers once levelled."""
-    from matplotlib.figure import Figure
-
-    if task.train.x.dtype != torch.uint8:
-        raise ValueError(f"figure {path}: task {task.name!r} has no pictures to draw the sharpness of; leave it out")
-    outliers = unlevelled(task.outliers).epoch(torch.Generator(task.train.x.device).manual_seed(0))
-    named = {
-        f"{task.name}, the inliers": (task.test.x, "#000000", "-", 3.0),
-        f"{task.trained_with}, to train with": (outliers, "#d55e00", "-", 3.0),
-        "the same, levelled": (levelled(outliers, mean_power(task.train.x)), "#d55e00", "--", 2.0),
-    }
-    others = [name for name, x in task.ood_test.items() if x.dtype == torch.uint8]
-    colours = ("#56b4e9", "#009e73", "#cc79a7", "#0072b2", "#999999", "#e69f00")
-    named |= {
-        name: (task.ood_test[name], colours[number % len(colours)], "-", 1.2) for number, name in enumerate(others)
-    }
-    figure = Figure(figsize=(8.5, 3.8), layout="constrained")
-    axis = figure.subplots()
-    for name, (x, colour, style, width) in named.items():
-        median = np.median(log_power(x), axis=0)
-        axis.semilogy(np.arange(1, 1 + len(median)), np.exp(median), style, color=colour, linewidth=width, label=name)
-    axis.set(xlabel="frequency: half waves across the picture", ylabel="median power")
-    figure.legend(fontsize="small", frameon=False, loc="outside right upper")
-    axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)

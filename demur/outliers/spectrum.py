@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from demur.networks import as_input
 from demur.outliers.noise import CHUNK, Mixed
-from demur.tasks.base import OutlierSource, as_input
+from demur.training_data import OutlierSource
 
 ROUNDING = 1 / (12 * 255**2)  # the power, at any frequency, of rounding to whole grey values
 COUNT, PIXELS = 10_000, 2**26  # of a set, at most, to tell it by

@@ -11,14 +11,12 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from demur.names import choose
-from demur.outliers.noise import Mixed, smooth
-from demur.outliers.spectrum import levelled, mean_power
-from demur.tasks.base import Fixed, OutlierSource, as_input
+from demur.networks import as_input
+from demur.outliers.noise import smooth, uniform
+from demur.training_data import OutlierSource
 
 WIDENED = 0.5  # on each side, of a column's range
 PATCHES = 4  # along a picture's shorter side
-LEVELLED = "levelled"  # real pictures, made as sharp as the inliers
 
 
 @dataclass(frozen=True)
@@ -77,6 +75,26 @@ class SmoothNoise:
 
     def to(self, device: torch.device | str) -> "SmoothNoise":
         return SmoothNoise(self.pictures.to(device))
+
+
+@dataclass(frozen=True)
+class UniformNoise:
+    """Every value independently uniform, over the pictures' own range if they are floats."""
+
+    pictures: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.pictures.shape
+
+    def epoch(self, generator: torch.Generator) -> Tensor:
+        if self.pictures.dtype == torch.uint8:
+            return uniform(self.shape[0], tuple(self.shape[1:]), generator)
+        low, high = self.pictures.aminmax()
+        return low + (high - low) * torch.rand(self.shape, generator=generator, device=self.pictures.device)
+
+    def to(self, device: torch.device | str) -> "UniformNoise":
+        return UniformNoise(self.pictures.to(device))
 
 
 @dataclass(frozen=True)
@@ -161,7 +179,12 @@ Make = Callable[[Tensor], OutlierSource]
 MADE: Mapping[str, Mapping[str, Make]] = MappingProxyType(
     {
         "rows": {"columns": IndependentColumns, "box": WidenedBox},
-        "pictures": {"smooth": SmoothNoise, "patches": ShuffledPatches, "halves": JoinedHalves},
+        "pictures": {
+            "smooth": SmoothNoise,
+            "uniform": UniformNoise,
+            "patches": ShuffledPatches,
+            "halves": JoinedHalves,
+        },
         "texts": {"words": ShuffledWords},
     }
 )
@@ -169,21 +192,3 @@ MADE: Mapping[str, Mapping[str, Make]] = MappingProxyType(
 BY_DEFAULT: Mapping[str, str] = MappingProxyType(
     {"rows": "columns+box", "pictures": "smooth+patches", "texts": "words"}
 )
-
-
-def parts_of(outliers: str | None) -> tuple[str, ...]:
-    """The sets, by name, that outliers are made of: `a+b_levelled` of a and b."""
-    return tuple(dict.fromkeys(part.removesuffix(f"_{LEVELLED}") for part in (outliers or "").split("+")))
-
-
-def made_up(kind: str, name: str | None, inliers: Tensor, given: Tensor | None = None) -> tuple[str, OutlierSource]:
-    """The made-up outliers of that name (`a+b` is a mix; None is the kind's default) and the name, to be recorded.
-
-    Where real pictures are `given`, `levelled` are these, made as sharp as the inliers.
-    """
-    name = BY_DEFAULT[kind] if name is None else name
-    makes = dict(MADE[kind])
-    if given is not None and kind == "pictures":
-        makes[LEVELLED] = lambda pictures: Fixed(levelled(given, mean_power(pictures)))
-    sources = tuple(choose(makes, part, f"made-up outliers for {kind}")(inliers) for part in name.split("+"))
-    return name, sources[0] if len(sources) == 1 else Mixed(sources)

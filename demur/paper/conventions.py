@@ -16,8 +16,8 @@ from demur.paper.grid import CONVENTIONS, setting
 from demur.posterior import Gaussian, Posterior
 from demur.study.fits import Data, Fit
 from demur.study.grid import Cell, data_of_task, fit_of
-from demur.tasks import IMAGES, TEXTS, Store, Task
-from demur.tasks.base import Recipe
+from demur.tasks import IMAGES, TEXTS, Store
+from demur.training_data import Recipe, TrainingData
 
 
 def resolve(cell: Cell, store: Store) -> Fit:
@@ -96,9 +96,14 @@ class TunedOnTrainingData:
         return self.laplace.parts(recipe)
 
     def fit(
-        self, network: Network, likelihood: Likelihood, task: Task, recipe: Recipe, parts: Sequence[Posterior] = ()
+        self,
+        network: Network,
+        likelihood: Likelihood,
+        data: TrainingData,
+        recipe: Recipe,
+        parts: Sequence[Posterior] = (),
     ) -> Gaussian:
-        return self.laplace.fit(network, likelihood, replace(task, validation=task.train), recipe, parts)
+        return self.laplace.fit(network, likelihood, replace(data, validation=data.train), recipe, parts)
 
 
 def _published_likelihood(

@@ -29,7 +29,7 @@ def shift(data: DataSource, store: Store) -> Inputs:
 @lru_cache(maxsize=1)  # 0.6 GB, and half a minute on one core
 def _corrupted(name: str, limit: int | None, store: Store) -> Inputs:
     # of those that neither convention validates with; made on a CPU, so that they are the same everywhere
-    test = load_task(name, store=store, outliers="uniform", limit=limit, validation="test").test
+    test = load_task(name, store=store, outliers="uniform", limit=limit, validation="test").testing.test
     some = Split(test.x[:PICTURES], test.y[:PICTURES])
     return some.y, {shifted(c, s): corrupt(some.x, c, s) for c in CORRUPTIONS for s in SEVERITIES}
 
@@ -57,7 +57,7 @@ LETTER_COUNT = 2_000
 
 def validation(data: DataSource, store: Store) -> Inputs:
     """Held-out inliers, and letters that are nobody's test data: for tasks of pictures."""
-    held_out = load_task(data.name, store=store, outliers="uniform", limit=data.limit).validation
+    held_out = load_task(data.name, store=store, outliers="uniform", limit=data.limit).training.held_out
     shape = held_out.x.shape[1:]
     return held_out.y, {VALIDATION: held_out.x, PRINTED: fitted(printed_letters(LETTER_COUNT, shape[-1]), shape)}
 

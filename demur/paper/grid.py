@@ -8,13 +8,14 @@ from types import MappingProxyType
 from typing import Any
 
 from demur.inference import Laplace
-from demur.methods import METHODS, parse_method
+from demur.likelihoods import LIKELIHOODS
+from demur.methods import METHODS, method_name, parse_method
 from demur.names import choose
 from demur.networks import gru, lenet, mlp, wide_resnet
 from demur.study.grid import AS_IT_IS, USUAL, Cell, Setting, Settings, setting_of
 from demur.study.grid import select as select_cells
 from demur.tasks import IMAGES, TEXTS
-from demur.tasks.base import Recipe
+from demur.training_data import Recipe
 
 BY_DEFAULT: tuple[str, ...] = ()
 DIGITS = {BY_DEFAULT: Setting(partial(mlp, inputs=64, hidden=(256, 256)), Recipe(epochs=150))}
@@ -64,7 +65,7 @@ def setting(task: str, method: str) -> Setting:
     return setting_of(parse_method(method), choose(SETTINGS, task, "task"))
 
 
-BAYESIAN = tuple(first + second for first in ("vb", "la") for second in ("", "+nc", "+sl", "+ml", "+oe"))
+BAYESIAN = tuple(method_name(inference, likelihood) for inference in ("vb", "la") for likelihood in LIKELIHOODS)
 # the rows of the paper's tables
 PAPER_ROWS = ("map", "de", "map+oe", *BAYESIAN)
 TEXT_ROWS = ("map", "de", "map+oe", "la", "la+nc", "la+sl", "la+ml", "la+oe")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from demur.methods import parse_method
-from demur.outliers.synthetic import parts_of
+from demur.outliers.values import sets_of
 from demur.paper.further import LETTER_COUNT, PRINTED, VALIDATION
 from demur.paper.grid import CANDIDATES, STUDIES, Cell
 from demur.paper.published import OOD_SETS, Row, mean_but
@@ -138,7 +138,7 @@ def unvalidated(view: View) -> list[Cell]:
 
 def trained_with(candidates: Iterable[Candidate], task: str) -> list[str]:
     """Those of the task's OOD sets that some of the candidates were shown in training."""
-    shown = {name for candidate in candidates for name in parts_of(candidate.outliers)}
+    shown = {name for candidate in candidates for name in sets_of(candidate.outliers)}
     return [name for name in OOD_SETS[task] if name in shown]
 
 

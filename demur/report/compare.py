@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from demur.methods import method_rank, split_method
 from demur.metrics import METRICS
-from demur.outliers.synthetic import parts_of
+from demur.outliers.values import sets_of
 from demur.paper.published import (
     DEFAULT_OUTLIERS,
     SHIFT_SETS,
@@ -183,7 +183,7 @@ def _own_tables(cells: Sequence[Measured]) -> Iterator[Table]:
         of_task = [one for one in cells if one.cell.task == task]
         here = [one for one in of_task if is_plain(one.cell.method) or outliers_of(one.cell) == outliers]
         sets = tuple(dict.fromkeys(name for one in here for name in one.sets))
-        seen = tuple(name for name in parts_of(outliers) if name in sets)
+        seen = tuple(name for name in sets_of(outliers) if name in sets)
         unseen = tuple(name for name in sets if name not in (FAR_AWAY, *seen))
         columns = (
             Column(task, TEST, "accuracy", "corrected"),

@@ -31,7 +31,7 @@ def draw_toy(path: Path) -> None:
     for name in TOY_ROWS:
         method, given = parse_method(name), setting("blobs", name)
         likelihood = method.likelihood(task.num_classes)
-        posterior = (given.inference or method.inference).fit(given.network, likelihood, task, given.recipe)
+        posterior = (given.inference or method.inference).fit(given.network, likelihood, task.training, given.recipe)
         planes[name] = {
             where: predict(posterior, likelihood, grid(half), batch_size=4096) for where, half in HALF_WIDTHS.items()
         }
@@ -41,7 +41,7 @@ def draw_toy(path: Path) -> None:
 
 def draw_planes(planes: Mapping[str, Mapping[str, Prediction]]) -> Figure:
     """Confidence in the plane around the classes, near and zoomed out: a column a method."""
-    train = load("blobs").train
+    train = load("blobs").training.train
     figure = Figure(figsize=(0.5 + 2.1 * len(planes), 4.5), layout="constrained")
     axes = figure.subplots(len(HALF_WIDTHS), len(planes), squeeze=False)
     for column, (method, predictions) in enumerate(planes.items()):

@@ -61,8 +61,8 @@ def load_data(data: DataSource, store: Store, device: str) -> Task:
 def digests_of(data: DataSource, store: Store, device: str) -> Mapping[str, str]:
     """Of every set of the task, by name."""
     task = load_data(data, store, device)
-    fitted_with = dict(zip(FITTED_WITH, (task.train, task.validation, task.outliers), strict=True))
-    tested_on = {"test": task.test, **{f"ood/{name}": x for name, x in task.ood_test.items()}}
+    fitted_with = {name: getattr(task.training, name) for name in FITTED_WITH}
+    tested_on = {"test": task.testing.test, **{f"ood/{name}": x for name, x in task.testing.ood.items()}}
     return {name: digest(value) for name, value in {**fitted_with, **tested_on}.items()}
 
 
@@ -105,7 +105,7 @@ def fitted(fit: Fit, place: Place) -> Posterior:
         parts = [fitted(part, place) for part in parts_of(fit)]
         started = time.perf_counter() - seconds_in(folder / CHECKPOINT)
         with checkpointed(folder / CHECKPOINT) as kept:
-            posterior = fit.inference.fit(fit.network, likelihood, task, fit.recipe, parts)
+            posterior = fit.inference.fit(fit.network, likelihood, task.training, fit.recipe, parts)
         seconds = time.perf_counter() - started
         before = [read_seconds(place.folder(part)) for part in parts_of(fit)]
         with replacing(folder / SECONDS) as unfinished:
@@ -170,7 +170,7 @@ def predict_sets(cell: Cell, fit: Fit, posterior: Posterior, place: Place) -> No
     task = load_data(fit.data, place.store, place.device)
     likelihood = fit.likelihood(task.num_classes)
     started = time.perf_counter()
-    inputs = {"test": task.test.x, **{f"ood/{name}": x for name, x in task.ood_test.items()}}
+    inputs = {"test": task.testing.test.x, **{f"ood/{name}": x for name, x in task.testing.ood.items()}}
     sets = {name: predict(posterior, likelihood, x) for name, x in inputs.items()}
     seconds = {"fit": read_seconds(folder), "predict": time.perf_counter() - started}
     digests = digests_of(fit.data, place.store, place.device)
@@ -185,14 +185,14 @@ def predict_sets(cell: Cell, fit: Fit, posterior: Posterior, place: Place) -> No
         missing=tuple(task.missing),
         notes=dict(task.notes),
         trained_with=None if likelihood.outside is None else task.trained_with,
-        training_inputs=len(task.train),
+        training_inputs=len(task.training.train),
         classes=task.num_classes,
         tuning=tuning,
         prior_precision=chosen_in(tuning),
         data={name: digests[name] for name in sets} | (data_of(fit, place) if known else {}),
         **circumstances(place.device),
     )
-    write_result(folder, task.test.y, sets, record)
+    write_result(folder, task.testing.test.y, sets, record)
 
 
 def tuning_of(posterior: Posterior) -> Any:

@@ -2,7 +2,7 @@
 
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from demur.names import choose
+from demur.graphs import of_start_up
 from demur.study.cells import CHECKPOINT, Place, fitted, is_answered, parts_of, run_cell
 from demur.study.cells import circumstances as circumstances
 from demur.study.cells import networks_of as networks_of
@@ -18,7 +18,6 @@ from demur.study.fits import Fit, Further, folder_name
 from demur.study.grid import Cell, Study
 from demur.study.records import DamagedCell, leave_out, read_record
 from demur.study.results import POSTERIOR, Result, is_done, read_result
-from demur.training import of_start_up
 
 LOG = "log.txt"
 
@@ -46,22 +45,19 @@ class Step:
 def plan(study: Study, place: Place) -> dict[str, Step]:
     """What is not there yet, by folder; each comes after those it needs, and however many cells share it, once."""
     steps: dict[str, Step] = {}
+    further = dict(study.further)
 
     def add(fit: Fit, *cells: Cell) -> str:
         name = folder_name(fit)
         if name in steps:
-            both = (*steps[name].cells, *cells)
-            steps[name] = replace(steps[name], cells=both, further=asked_of(both))
+            steps[name] = replace(steps[name], cells=(*steps[name].cells, *cells))
         elif (place.runs / name / POSTERIOR).exists():
             if cells:
-                steps[name] = Step(name, fit, cells, (), asked_of(cells))
+                steps[name] = Step(name, fit, cells, (), further)
         else:
             needs = tuple(add(part) for part in parts_of(fit))
-            steps[name] = Step(name, fit, cells, needs, asked_of(cells))
+            steps[name] = Step(name, fit, cells, needs, further)
         return name
-
-    def asked_of(cells: Sequence[Cell]) -> dict[str, Further]:
-        return {kind: choose(study.further, kind, "further inputs") for cell in cells for kind in cell.further}
 
     for cell in study.cells:
         fit = study.resolve(cell, place.store)

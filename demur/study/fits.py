@@ -14,10 +14,10 @@ from demur.inference import Inference
 from demur.likelihoods import Likelihood
 from demur.methods import Method
 from demur.networks import Network
-from demur.outliers.synthetic import parts_of
+from demur.outliers.values import sets_of
 from demur.tasks import Split, Store, Task, shortened
 from demur.tasks import load as load_task
-from demur.tasks.base import Recipe
+from demur.training_data import Recipe
 
 
 class DataSource(Protocol):
@@ -57,7 +57,7 @@ class Data:
 
     @property
     def made_of(self) -> tuple[str, ...]:
-        return (self.name, *parts_of(self.outliers))
+        return (self.name, *sets_of(self.outliers))
 
     def for_parts(self) -> "Data":
         return replace(self, validation="train")  # only Laplace looks at validation data, so others share theirs
@@ -72,7 +72,7 @@ class Data:
             inside=self.inside,
             outside=self.outside,
         )
-        return task if self.augment else replace(task, augment=None)
+        return task if self.augment else replace(task, training=replace(task.training, augment=None))
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ class OwnData:
         task = self.make()
         if not isinstance(task, Task):
             raise ValueError(f"task {self.name!r} is made by {self.make!r}, which returns no Task but {task!r:.60}")
-        return shortened(replace(task, train=Split(task.train.x[: self.limit], task.train.y[: self.limit])), self.limit)
+        train = Split(task.training.train.x[: self.limit], task.training.train.y[: self.limit])
+        return shortened(replace(task, training=replace(task.training, train=train)), self.limit)
 
 
 @dataclass(frozen=True)

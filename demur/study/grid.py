@@ -12,7 +12,7 @@ from demur.names import choose, choose_or_import, is_imported
 from demur.networks import Network
 from demur.study.fits import Data, DataSource, Fit, Further, OwnData, describe
 from demur.tasks import TASKS, Store, Task, default_outliers
-from demur.tasks.base import Recipe
+from demur.training_data import Recipe
 
 AS_IT_IS = "corrected"  # the convention that changes nothing
 USUAL = "usual"  # the task's own outliers

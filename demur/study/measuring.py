@@ -8,7 +8,7 @@ from torch import Tensor
 
 from demur.bootstrap import AGAINST, against, counts, interval
 from demur.metrics import METRICS, STANDARD, USUAL_SCORE, Array, Counts, Measures, Prediction, Separation, ood_metrics
-from demur.outliers.synthetic import parts_of
+from demur.outliers.values import sets_of
 from demur.study.results import Result
 
 TEST = "test"  # what a value is of: this, an OOD set, or a mean
@@ -35,7 +35,7 @@ def measure(result: Result, means: Mapping[str, Sequence[str]], measures: Measur
 
 def seen(result: Result) -> tuple[str, ...]:
     """The OOD sets that were trained with."""
-    return tuple(name for name in parts_of(result.record.trained_with) if name in result.ood)
+    return tuple(name for name in sets_of(result.record.trained_with) if name in result.ood)
 
 
 def rounded(exact: Value) -> Value:

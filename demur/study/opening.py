@@ -29,7 +29,7 @@ def open_study(name: str) -> Study:
         )
     folder = str(path.resolve().parent)
     if folder not in sys.path:
-        sys.path.insert(0, folder)  # for good: the workers are told of it, and import what the study names
+        sys.path.append(folder)  # for good: the workers are told of it, and import what the study names
     module = import_module(path.stem, f"study {name!r}")
     if module.__file__ is None or not Path(module.__file__).samefile(path):
         raise ValueError(f"{path} has the name of a module that is installed, {module.__file__}; rename it")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from demur.methods import Method
 from demur.metrics import STANDARD, Measures, Prediction, ood_metrics
-from demur.outliers.synthetic import parts_of
+from demur.outliers.values import sets_of
 from demur.posterior_file import load, read_about, save
 from demur.predictive import predict
 from demur.study.grid import Setting
@@ -43,7 +43,7 @@ class Row:
 
     def mean_over_ood(self, metric: str) -> float:
         """Over the OOD sets, but those trained with, and the far-away one: it asks something else."""
-        left_out = {FAR_AWAY, *parts_of(self.trained_with)}
+        left_out = {FAR_AWAY, *sets_of(self.trained_with)}
         near = [figures[metric] for name, figures in self.ood.items() if name not in left_out]
         return sum(near) / len(near)
 
@@ -102,18 +102,18 @@ def run(
     likelihood = method.likelihood(task.num_classes)
     recipe = replace(given.recipe, seed=seed, epochs=given.recipe.epochs if epochs is None else epochs)
     if load_from is None:
-        posterior = inference.fit(given.network, likelihood, task, recipe)
+        posterior = inference.fit(given.network, likelihood, task.training, recipe)
     else:
         said = read_about(load_from)
         if said != {"task": task.name, "method": method.name}:
             raise ValueError(
                 f"{load_from} holds {said or 'no method'}, not {method.name} on {task.name}; name what it was fitted as"
             )
-        posterior = load(load_from, partial(given.network, likelihood.num_outputs), task.train.x.device)
+        posterior = load(load_from, partial(given.network, likelihood.num_outputs), task.training.train.x.device)
     if save_to is not None:
         save(posterior, save_to, {"task": task.name, "method": method.name})
-    test = predict(posterior, likelihood, task.test.x)
-    ood = {name: predict(posterior, likelihood, x) for name, x in task.ood_test.items()}
+    test = predict(posterior, likelihood, task.testing.test.x)
+    ood = {name: predict(posterior, likelihood, x) for name, x in task.testing.ood.items()}
     return Row(
         task.name,
         method.name,
@@ -123,5 +123,5 @@ def run(
         trained_with=None if likelihood.outside is None else task.trained_with,
         missing=task.missing,
         notes=task.notes,
-        **figures(test, task.test.y.cpu(), ood, measures),
+        **figures(test, task.testing.test.y.cpu(), ood, measures),
     )

@@ -11,12 +11,13 @@ from torch import Tensor
 from demur.data.store import Store as Store
 from demur.names import choose
 from demur.streams import generator_for
-from demur.tasks.base import Recipe as Recipe
-from demur.tasks.base import Split as Split
 from demur.tasks.base import Task as Task
+from demur.tasks.base import TestData
 from demur.tasks.embedded import blobs, digits
 from demur.tasks.images import check_limit, cifar10, cifar100, fashion_mnist, mnist, photographs_of, svhn
 from demur.tasks.text import OUTLIERS, sst, trec
+from demur.training_data import Recipe as Recipe
+from demur.training_data import Split as Split
 
 EMBEDDED: Mapping[str, Callable[[], Task]] = MappingProxyType({"digits": digits, "blobs": blobs})
 IMAGES: Mapping[str, Callable[..., Task]] = MappingProxyType(
@@ -54,7 +55,8 @@ def load(
         if outliers is not None:
             raise ValueError(f"task {name!r} brings its own outliers, not {outliers!r}; leave outliers out")
         task = EMBEDDED[name]()
-        return shortened(replace(task, train=Split(task.train.x[:limit], task.train.y[:limit])), limit)
+        train = Split(task.training.train.x[:limit], task.training.train.y[:limit])
+        return shortened(replace(task, training=replace(task.training, train=train)), limit)
     if store is None:
         raise ValueError(f"task {name!r} is made from data sets; give the folder that holds them: store=Store(folder)")
     if name in TEXTS:
@@ -84,5 +86,9 @@ def shortened(task: Task, limit: int | None) -> Task:
         chosen = rows(split.x)
         return Split(split.x[chosen], split.y[chosen])
 
-    ood_test = {name: x[rows(x)] for name, x in task.ood_test.items()}
-    return replace(task, validation=some(task.validation), test=some(task.test), ood_test=ood_test)
+    training, testing = task.training, task.testing
+    return replace(
+        task,
+        training=replace(training, validation=None if training.validation is None else some(training.validation)),
+        testing=TestData(some(testing.test), {name: x[rows(x)] for name, x in testing.ood.items()}),
+    )

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from demur.outliers.noise import far_away, smooth, uniform
 from demur.streams import generator_for
-from demur.tasks.base import Fixed, Split, Task
+from demur.tasks.base import Task, TestData
+from demur.training_data import Fixed, Split, TrainingData
 
 
 def digits() -> Task:
@@ -30,17 +31,17 @@ def digits() -> Task:
     return Task(
         "digits",
         tuple(string.digits),
-        train,
-        validation,
-        test,
-        outliers=Fixed(_patches("china.jpg", 4000, generator)),
-        ood_test={
-            "flower": _patches("flower.jpg", 1000, generator),
-            "letters": _letters(1040, generator),
-            "uniform": noise,
-            "smooth": smooth(test.x, generator),
-            "far_away": far_away(noise),
-        },
+        TrainingData(train, validation, Fixed(_patches("china.jpg", 4000, generator))),
+        TestData(
+            test,
+            {
+                "flower": _patches("flower.jpg", 1000, generator),
+                "letters": _letters(1040, generator),
+                "uniform": noise,
+                "smooth": smooth(test.x, generator),
+                "far_away": far_away(noise),
+            },
+        ),
         trained_with="patches of a photograph",
     )
 
@@ -86,13 +87,11 @@ def blobs() -> Task:
 
     around = box(4000, 6.0)
     outskirts = around[((around[:, None] - centres).norm(dim=2) > 2.0).all(1)][:1000]
+    train, validation, test = draw(800), draw(200), draw(1000)
     return Task(
         "blobs",
         ("lower left", "upper left", "lower right", "upper right"),
-        draw(800),
-        draw(200),
-        draw(1000),
-        outliers=Fixed(box(1000, 6.0)),
-        ood_test={"outskirts": outskirts, "far_away": box(1000, 6.0) * 1000},
+        TrainingData(train, validation, Fixed(box(1000, 6.0))),
+        TestData(test, {"outskirts": outskirts, "far_away": box(1000, 6.0) * 1000}),
         trained_with="Unif[-6, 6]^2",
     )

@@ -1,6 +1,6 @@
 """The paper's sets of pictures: `mnist`, `fashion_mnist`, `svhn`, `cifar10` and `cifar100`, all from one table."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -13,14 +13,15 @@ from torch.nn import functional as F
 from demur.data.catalogue import CATALOGUE
 from demur.data.store import Store
 from demur.names import choose
-from demur.outliers.noise import Mixed, Smooth, Uniform, far_away, smooth, uniform
+from demur.outliers.noise import far_away, smooth, uniform
 from demur.outliers.overlap import overlapping_classes, read_class_names, read_known_overlap
-from demur.outliers.spectrum import Levelled, mean_power
-from demur.outliers.synthetic import LEVELLED, JoinedHalves, ShuffledPatches, parts_of
+from demur.outliers.synthetic import MADE
+from demur.outliers.values import build, parse, sets_of
 from demur.streams import generator_for
 from demur.tasks.augment import Jitter, random_crops
-from demur.tasks.base import Augment, Fixed, OutlierSource, Split, Task
+from demur.tasks.base import Task, TestData
 from demur.tasks.shift import grey
+from demur.training_data import Augment, Fixed, OutlierSource, Split, TrainingData
 
 OOD_COUNT = 10_000
 VALIDATION_COUNT = 2_000
@@ -52,12 +53,7 @@ COMPANIONS: Mapping[str, Companions] = MappingProxyType(
 MADE_FROM = {"cifar10_gray": "cifar10", "fashion_mnist_rgb": "fashion_mnist"}
 PHOTOGRAPHS = "imagenet32"
 STAND_INS = {"lsun_classroom": "places_classroom", PHOTOGRAPHS: "tiny_imagenet32"}
-NOISE: Mapping[str, Callable[[Tensor], OutlierSource]] = MappingProxyType(
-    {"smooth": Smooth, "uniform": lambda pictures: Uniform(pictures.shape)}
-)
-MADE: Mapping[str, Callable[[Tensor], OutlierSource]] = MappingProxyType(
-    {**NOISE, "patches": ShuffledPatches, "halves": JoinedHalves}
-)
+NOISE = ("smooth", "uniform")  # synthetic sets that are also tested with
 
 
 def image_task(
@@ -82,19 +78,14 @@ def image_task(
     train, held_out, test = divided(labelled(store, name, "train"), labelled(store, name, "test"), validation, limit)
     shape, classes = train.x.shape[1:], store.classes(name, "train")
 
-    def source(part: str) -> OutlierSource:
-        original, _, how = part.rpartition("_")
-        if how == LEVELLED and original not in MADE:
-            return Levelled(source(original), mean_power(train.x))
-        if part in MADE:
-            return MADE[part](train.x)
+    def from_store(part: str) -> OutlierSource:
         pictures = pictures_named(store, part)
         if exclude_overlap:
             pictures = pictures[~shows_class_of(store, part, name, classes)]
         return to_train_with(pictures, shape)
 
     outliers = outliers or photographs_of(store)
-    sources = tuple(source(part) for part in outliers.split("+"))
+    shown = build(parse(outliers), "pictures", train.x, store=from_store)
     origins = {ood: MADE_FROM.get(ood, ood) for ood in companions.ood}
     found = {ood: present(store, origin, "test") for ood, origin in origins.items()}
     ood_test = {
@@ -102,17 +93,13 @@ def image_task(
         for ood, origin in found.items()
         if origin is not None
     }
-    used = {*ood_test, *parts_of(outliers)}
+    used = {*ood_test, *sets_of(outliers)}
     return Task(
         name,
         classes,
-        train,
-        held_out,
-        test,
-        outliers=sources[0] if len(sources) == 1 else Mixed(sources),
-        ood_test=ood_test | noise(drawn(test.x)),
+        TrainingData(train, held_out, shown, companions.augment),
+        TestData(test, ood_test | noise(drawn(test.x))),
         trained_with=outliers,
-        augment=companions.augment,
         missing=tuple(ood for ood, origin in found.items() if origin is None),
         notes={other: f"stands in for {wanted}" for wanted, other in STAND_INS.items() if other in used},
     )
@@ -188,7 +175,7 @@ def pictures_named(store: Store, name: str) -> Tensor:
     """Pictures to make training outliers of; a name that nothing is known by is an error that helps."""
     if not store.has(name, "train"):
         known = [other for other, data in CATALOGUE.items() if data.kind == "images" and "train" in data.splits]
-        choose(dict.fromkeys([*MADE, *known]), name, "outliers")
+        choose(dict.fromkeys([*MADE["pictures"], *known]), name, "outliers")
     return store.images(name, "train")[0]
 
 

@@ -19,8 +19,10 @@ from torch import Tensor
 from demur.data.store import Store
 from demur.names import choose
 from demur.outliers.noise import Mixed
+from demur.outliers.values import leaves, parse
 from demur.streams import generator_for
-from demur.tasks.base import Fixed, OutlierSource, Split, Task
+from demur.tasks.base import Task, TestData
+from demur.training_data import Fixed, OutlierSource, Split, TrainingData
 
 PADDING, UNKNOWN = 0, 1
 WIDTH = 60  # the longest labelled sentence has 56 words; longer outliers lose their ends
@@ -118,15 +120,19 @@ def text_task(
     def split(texts: list[str], y: Tensor) -> Split:
         return Split(vocabulary.encode(map(tokens_in, texts)), y)
 
-    sources = tuple(source(part) for part in outliers.split("+"))
+    sources = tuple(source(str(leaf)) for leaf in leaves(parse(outliers)))
     return Task(
         name,
         store.classes(name, "train"),
-        split(train_texts, train_y),
-        split(validation_texts, validation_y),
-        split(test_texts, test_y),
-        outliers=sources[0] if len(sources) == 1 else Mixed(sources),
-        ood_test={ood: vocabulary.encode(map(tokens_out, texts)) for ood, texts in ood_texts(store).items()},
+        TrainingData(
+            split(train_texts, train_y),
+            split(validation_texts, validation_y),
+            sources[0] if len(sources) == 1 else Mixed(sources),
+        ),
+        TestData(
+            split(test_texts, test_y),
+            {ood: vocabulary.encode(map(tokens_out, texts)) for ood, texts in ood_texts(store).items()},
+        ),
         trained_with=outliers,
         missing=tuple(ood for ood in OOD if not store.has(ood, "test")),
     )

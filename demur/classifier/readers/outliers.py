@@ -11,6 +11,7 @@ from demur.data.catalogue import CATALOGUE
 from demur.data.store import Store
 from demur.names import choose
 from demur.outliers.synthetic import MADE
+from demur.outliers.values import Synthetic, leaves, parse
 from demur.streams import generator_for
 from demur.tasks.images import to_train_with
 from demur.tasks.text import levelled, pieces
@@ -31,7 +32,7 @@ def read_outliers(named: str, inputs: Inputs, inliers: X, store: Callable[[], St
         if given.kind != inputs.kind:
             raise ValueError(f"{named} holds {given.kind}, the training data {inputs.kind}; give outliers of that kind")
         return given.gathered().x
-    if all(part in MADE[inputs.kind] for part in named.split("+")):
+    if all(isinstance(leaf, Synthetic) for leaf in leaves(parse(named))):
         return named
     if "/" in named or Path(named).suffix:
         raise ValueError(f"{named} does not exist; give outliers' path, a data set or the name of made-up ones")

@@ -6,9 +6,10 @@ import itertools
 import json
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from demur.data.formats import reading
 
 STDIN = Path("-")
 BLOCK, LONGEST = 2**20, 2**30  # bytes of a csv that are read at a time, and of its longest row
-STREAMED_BLOCK = 2**24  # where they cannot be read again
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def open_csv(stream: io.BufferedReader, asked: Asked) -> Inputs:
     def skip(row: pa.csv.InvalidRow) -> str:
         cells = f"{row.actual_columns} cells, not {row.expected_columns}"
         ragged[row.number] = f"{path} has {cells}, in row {row.number}; mend or remove it"
-        return "skip"
+        return "error" if "\n" in row.text else "skip"  # a quote that is not closed may have other rows in it
 
     parse = pa.csv.ParseOptions(
         delimiter=delimiter, newlines_in_values=texts, invalid_row_handler=skip if asked.tolerant else None
@@ -115,7 +115,7 @@ def open_csv(stream: io.BufferedReader, asked: Asked) -> Inputs:
             return Batch(names, [text for text in found if text is not None], y, wrong)
         rows = pa.Table.from_batches([part]).select(taken)
         if asked.tolerant:
-            rows = pa.table([as_numbers(column) for column in rows.columns], names=taken)
+            rows = pa.table([as_numbers(column, path) for column in rows.columns], names=taken)
         bad = wrong_rows(np.asarray(rows), path, [names[place] for place in places], taken, asked.tolerant)
         wrong |= {places[row]: why for row, why in bad.items()}
         right = pa.array([row not in bad for row in range(len(rows))], pa.bool_())
@@ -131,12 +131,15 @@ def decoded(text: str | bytes) -> str | None:
         return None
 
 
-def as_numbers(cells: pa.ChunkedArray) -> pa.Array:
-    """Cells (binary) as numbers, NaN where they are none."""
+def as_numbers(cells: pa.ChunkedArray, path: Path) -> pa.Array:
+    """Cells (binary) as numbers, NaN where they are none; several lines in one are refused, for they were rows."""
     try:
         return pa.compute.cast(pa.compute.utf8_trim_whitespace(cells.cast(pa.string())), pa.float64())
     except pa.ArrowInvalid:
-        return pa.array([as_number(cell) for cell in cells.to_pylist()], pa.float64())
+        found = cells.to_pylist()
+        if any(b"\n" in cell for cell in found):
+            raise ValueError(f"{path} has a quote that is not closed before the end of its line; close it") from None
+        return pa.array([as_number(cell) for cell in found], pa.float64())
 
 
 def as_number(cell: bytes) -> float:
@@ -154,33 +157,58 @@ def csv_parts(
     convert: pa.csv.ConvertOptions,
 ) -> Iterator[pa.RecordBatch]:
     """Some rows at a time; where one is longer than what is read at a time, all is read again in larger blocks."""
-    again = stream.seekable()
-    start, block, done = stream.tell() if again else 0, BLOCK if again else STREAMED_BLOCK, 0
+    block, done, reopened = BLOCK, 0, reopener(stream)
     while True:
         # without threads errors have the row's number
         read = pa.csv.ReadOptions(use_threads=False, column_names=header, block_size=block)
         try:
             seen = 0
-            for part in pa.csv.open_csv(opened_at(start, path) if again else stream, read, parse, convert):
+            with only_raised():
+                file = pa.csv.open_csv(reopened(), read, parse, convert)
+            while True:
+                with only_raised():
+                    part = next(file, None)
+                if part is None:
+                    return
                 fresh = part.slice(max(0, done - seen))
                 seen += len(part)
                 if len(fresh):
                     done = seen
                     yield fresh
-            return
         except pa.ArrowInvalid as error:
             if "straddl" not in str(error):
                 raise refusal(error, path, header) from None
             block *= 8
-            if not again or block > LONGEST:
+            if block > LONGEST:
                 raise ValueError(f"{path} has a row of more than {block // 2**23} MiB; shorten it") from None
 
 
-def opened_at(start: int, path: Path) -> pa.NativeFile:
-    """A file of Arrow's own: it reads ahead in threads, which must not call Python when that is about to end."""
-    file = pa.OSFile(os.fsencode(path))
-    file.seek(start)
-    return file
+@contextmanager
+def only_raised() -> Iterator[None]:
+    """Arrow shows a row that is no UTF-8 to nobody: Python would print that its handler failed, beside the refusal."""
+    before, sys.unraisablehook = sys.unraisablehook, lambda failure: None
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+def reopener(stream: io.BufferedReader) -> Callable[[], pa.NativeFile]:
+    """Opens what is left of the stream, again and again, as a file of Arrow's own; standard input is read whole.
+
+    Arrow reads ahead in threads, and a thread that calls Python while it ends aborts the process.
+    """
+    if isinstance(stream.raw.name, int):  # type: ignore[attr-defined]
+        rest = pa.py_buffer(stream.read())
+        return lambda: pa.BufferReader(rest)
+    start, path = stream.tell(), os.fsencode(stream.raw.name)  # type: ignore[attr-defined]
+
+    def reopened() -> pa.NativeFile:
+        file = pa.OSFile(path)
+        file.seek(start)
+        return file
+
+    return reopened
 
 
 def refusal(error: pa.ArrowInvalid, path: Path, header: Sequence[str]) -> ValueError:
