@@ -49,7 +49,7 @@ def _mean(cells: Sequence[Measured], name: str, metric: str) -> float:
     return float(np.mean([one.values[name, metric].value for one in cells]))
 
 
-def from_figures(cells: Sequence[Measured]) -> Iterator[Drawing]:
+def from_values(cells: Sequence[Measured]) -> Iterator[Drawing]:
     """Those that can be drawn without predictions; means over seeds."""
     groups = _grouped(cells)
     yield from _noise(groups)
