@@ -183,8 +183,9 @@ def test_few_answers_are_told():
 
 
 def test_class_probabilities_are_given_a_class():
-    made = Prediction(torch.tensor([[0.2, 0.1], [0.0, 0.0]]), torch.tensor([0.7, 1.0]), torch.zeros(2))
-    np.testing.assert_allclose(class_probs(made), [[2 / 3, 1 / 3], [0.5, 0.5]], rtol=1e-6)
+    probs = torch.tensor([[0.2, 0.1], [0.0, 0.0], [0.3, 0.0]])
+    made = Prediction(probs, 1 - probs.sum(1), torch.zeros(3))
+    np.testing.assert_allclose(class_probs(made), [[2 / 3, 1 / 3], [0.5, 0.5], [1, 0]], rtol=1e-6)
 
 
 def test_limits_in_the_wrong_order_are_refused():
