@@ -19,6 +19,7 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from unittest import mock
 
@@ -79,10 +80,9 @@ def run_all(whole: Path, seed: int, start: int, stop: int) -> None:
     torch.set_num_threads(1)
     every = list(cases())
     random.Random(seed).shuffle(every)
-    undrawn = [
-        mock.patch(name, return_value={}) for name in ("demur.report.evaluation.draw", "demur.report.page._saved")
-    ]
-    with undrawn[0], undrawn[1]:  # figures take seconds, and are drawn from what is judged
+    with ExitStack() as undrawn:  # figures take seconds, and are drawn from what is judged
+        for name in ("demur.report.evaluation.draw", "demur.report.evaluation.saved", "demur.report.page.saved"):
+            undrawn.enter_context(mock.patch(name, return_value=[]))
         for number in range(start, stop):
             print(json.dumps({"number": number}), flush=True)
             with tempfile.TemporaryDirectory(dir=whole.parent) as place:
