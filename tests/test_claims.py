@@ -12,7 +12,7 @@ from demur.paper.grid import CONVENTIONS, STUDIES, Cell, select
 from demur.paper.published import LEFT_OUT, MEAN, SHIFT_SETS, mean_but, outliers_of
 from demur.paper.views import MAJORITY, NOISE, Known, _printed, matched, ours, printed
 from demur.report.page import write_report
-from demur.report.verdicts import _waiting, claims_document, examine
+from demur.report.verdicts import claims_document, examine, waiting
 from demur.study.measuring import TEST, Value
 from demur.study.records import Record
 from demur.study.run import FAR_AWAY
@@ -120,13 +120,13 @@ def test_it_waits_where_cells_are_missing_and_says_what_makes_them(claim: Claim)
     nothing = [ours([], convention) for convention in CONVENTIONS]
     assert [examine(claim, view).verdict for view in nothing] == ["waiting", "waiting"]
     made_by_them: set[Cell] = set()
-    for command in _waiting(claim, nothing):
+    for command in waiting(claim, nothing):
         _, _, study, *options = shlex.split(command)
         given = dict(zip(options[::2], options[1::2], strict=True))
         assert given.keys() <= {"--task", "--convention"}
         made_by_them.update(select(study, tasks=[given["--task"]], convention=given.get("--convention")))
     assert set(claim.cells) <= made_by_them
-    assert not _waiting(claim, [ours(made(claim.cells), convention) for convention in CONVENTIONS])
+    assert not waiting(claim, [ours(made(claim.cells), convention) for convention in CONVENTIONS])
 
 
 def test_a_task_counts_only_with_all_its_cells():

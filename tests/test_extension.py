@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -167,6 +168,7 @@ def test_a_classifier_of_ones_own_likelihood_is_saved_evaluated_and_exported():
     model.save("model.demur")
     same = demur.load_model("model.demur")
     assert (same.decide(x) == model.decide(x)).all()
+    np.testing.assert_allclose(same.outlier_score(x, "mine:least"), same._prediction(x).probs.amin(1), rtol=1e-6)
     with Path("test.csv").open("w") as file:
         writer = csv.writer(file)
         writer.writerow(["a", "b", "c", "d", "label"])

@@ -39,8 +39,8 @@ from demur.report import render
 from demur.report import tables as terminal
 from demur.report.compare import ReportTable, tables
 from demur.report.figures import WIDTH, _kept, draw_noise_confidence, draw_shift
-from demur.report.page import _sections, write_report
-from demur.report.sections import markdown_table
+from demur.report.marks import Code, Strong, as_html, as_markdown
+from demur.report.page import write_report
 from demur.study.measuring import TEST, Value, resampled
 from demur.study.records import Record
 from demur.study.results import Predicted, Result, write_further, write_result
@@ -139,8 +139,8 @@ def test_the_shift_tables_hold_the_means_of_the_plot():
     table = next(table for table in TABLES if table.name == "shift-ece")
     la = next(row for row in table.rows if row.method == "la+nc")
     column = next(c for c in table.columns if c.set == SHIFT_SETS[4] and c.metric == "ece_published")
-    points = [f for f in shift_figures() if (f.method, f.severity, f.metric) == ("la+nc", 4, "ece_published")]
-    assert table.published(la, column).value == pytest.approx(np.mean([f.value for f in points]))
+    points = shift_figures().query("method == 'la+nc' and severity == 4 and metric == 'ece_published'")
+    assert table.published(la, column).value == pytest.approx(points["value"].mean())
 
 
 def test_tables_of_everything_show_every_published_figure():
@@ -349,7 +349,7 @@ def test_a_mean_that_lacks_a_set_says_so(made: list[ReportTable]):
     table = named(made, "ood_summary")
     place = next(p for p, c in enumerate(table.columns) if c.task == "cifar100" and c.convention == "corrected")
     assert table.columns[place].over == OOD_SETS["cifar100"]
-    assert table.lines[0].entries[place].measured.partial
+    assert table.lines[0].entries[place].partial
     text = render.text(table)
     assert "† A mean over those" in text
     assert "cifar100: not measured, since the data is missing: lsun_classroom" in text
@@ -422,7 +422,7 @@ def test_a_stand_in_fills_the_place_of_the_set_it_stands_in_for():
     table = named(tables([measure(replace(result, ood=ood))]), "ood_summary")
     usual = named(tables([measure(result)]), "ood_summary")
     assert table.lines[0].entries[0].measured.value == usual.lines[0].entries[0].measured.value
-    assert not table.lines[0].entries[0].measured.partial
+    assert not table.lines[0].entries[0].partial
 
 
 def test_the_shift_means_are_over_all_corruptions(cells: list[Measured], results: list[Result]):
@@ -621,17 +621,10 @@ def test_a_none_class_has_a_second_line_by_its_share():
     assert last.split() == ["by", "none_share", "95.0", "1.0", "10.0", "10.0"]
 
 
-def test_sections_are_markdown_made_html():
-    table = markdown_table(["", "a<br>b"], [["`la+nc`\\*", "1 < 2 & **3**"], ["", ""]])
-    html = "".join(_sections(["## A title", "Some `code`.", table, "- one\n- two"]))
-    assert html == (
-        '<h2 id="a-title">A title</h2><p>Some <code>code</code>.</p>'
-        '<div class="scroll written" tabindex="0" role="region" aria-label="A title"><table>'
-        '<thead><tr><th scope="col"></th><th scope="col">a<br>b</th></tr></thead>'
-        '<tbody><tr><th scope="row"><code>la+nc</code>*</th><td>1 &lt; 2 &amp; <strong>3</strong></td></tr>'
-        '<tr><th scope="row"></th><td></td></tr></tbody></table></div>'
-        '<ul class="remarks"><li>one</li><li>two</li></ul>'
-    )
+def test_marked_text_is_the_same_in_markdown_and_html():
+    text = [(Code("la+nc"), "* and ", Strong((Code("a<b"), " wins"))), "1 < 2 & a|b"]
+    assert as_markdown(text) == r"`la+nc`\* and **`a<b` wins**<br>1 < 2 & a\|b"
+    assert as_html(text) == ("<code>la+nc</code>* and <strong><code>a&lt;b</code> wins</strong><br>1 &lt; 2 &amp; a|b")
 
 
 def test_every_figure_is_there_twice(report: Path):

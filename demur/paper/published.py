@@ -5,14 +5,16 @@ Hein and Hennig, "Being a Bit Frequentist Improves Bayesian Neural Networks" (AI
 Here they are fractions, under the names that `demur.metrics` gives to the same quantities.
 """
 
-import csv
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from importlib.resources import as_file, files
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+import pandas as pd
+
+from demur.methods import PLAIN, split_method
 from demur.study.grid import Cell
 from demur.study.measuring import TEST
 from demur.tasks import IMAGES, TEXTS
@@ -38,7 +40,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Figure:
-    """One printed number; `sem` is the paper's +/- over five prediction runs of one network."""
+    """One printed number."""
 
     table: str  # its LaTeX label
     outliers: str  # trained with
@@ -47,22 +49,12 @@ class Figure:
     row: Row
     metric: str
     value: float
-    sem: float | None
 
 
-@dataclass(frozen=True)
-class ShiftFigure:
-    """One point behind the dataset-shift plot: a method on CIFAR-10 under one corruption."""
-
-    method: str
-    corruption: str
-    severity: int
-    metric: str
-    value: float
-
-
-def _read(name: str) -> Iterator[dict[str, str]]:
-    yield from csv.DictReader((files("demur.paper") / name).read_text("utf-8").splitlines())
+def _read(name: str) -> pd.DataFrame:
+    with as_file(files("demur.paper") / name) as path:
+        printed = pd.read_csv(path, dtype=str, keep_default_na=False)
+    return printed.assign(metric=printed["metric"].replace(OUR_METRICS), value=printed["value"].astype(float) / 100)
 
 
 def _set(task: str, printed: str) -> str:
@@ -74,43 +66,33 @@ def figures() -> tuple[Figure, ...]:
     """All 2,789 figures of the paper's tables."""
     return tuple(
         Figure(
-            line["table"],
-            line["outlier_training"],
-            line["in_data"],
-            _set(line["in_data"], line["ood_data"]),
+            line.table,
+            line.outlier_training,
+            line.in_data,
+            _set(line.in_data, line.ood_data),
             Row(
-                line["method"].removesuffix(NONE_SCORE_MARK),
-                "none" if line["method"].endswith(NONE_SCORE_MARK) else "max_prob",
+                line.method.removesuffix(NONE_SCORE_MARK),
+                "none" if line.method.endswith(NONE_SCORE_MARK) else "max_prob",
             ),
-            OUR_METRICS.get(line["metric"], line["metric"]),
-            float(line["value"]) / 100,
-            float(line["sem"]) / 100 if line["sem"] else None,
+            line.metric,
+            line.value,
         )
-        for line in _read("tables.csv")
+        for line in _read("tables.csv").itertuples()
     )
 
 
 @cache
-def shift_figures() -> tuple[ShiftFigure, ...]:
-    """Every method under 19 corruptions of 5 severities."""
-    return tuple(
-        ShiftFigure(
-            line["method"],
-            line["corruption"],
-            int(line["severity"]),
-            OUR_METRICS.get(line["metric"], line["metric"]),
-            float(line["value"]) / 100,
-        )
-        for line in _read("cifar10c.csv")
-    )
+def shift_figures() -> pd.DataFrame:
+    """The points behind the dataset-shift plot: every method on CIFAR-10 under 19 corruptions of 5 severities."""
+    return _read("cifar10c.csv").astype({"severity": int})
 
 
 def shift_by_severity(metric: str = "ece_published") -> dict[str, dict[int, list[float]]]:
     """Method to severity to the figures of all corruptions: what the shift plot draws."""
     found: dict[str, dict[int, list[float]]] = {}
-    for figure in shift_figures():
-        if figure.metric == metric:
-            found.setdefault(figure.method, {}).setdefault(figure.severity, []).append(figure.value)
+    points = shift_figures().query("metric == @metric")
+    for (method, severity), values in points.groupby(["method", "severity"], sort=False)["value"]:
+        found.setdefault(method, {})[severity] = list(values)
     return found
 
 
@@ -167,11 +149,11 @@ def _by_place() -> Mapping[tuple[str, str, str, Row, str], Figure]:
 
 def _shift_means() -> Iterator[Figure]:
     """The dataset-shift plot as a table: means over the corruptions of a severity."""
-    for metric in dict.fromkeys(figure.metric for figure in shift_figures()):
+    for metric in shift_figures()["metric"].unique():
         for method, by_severity in shift_by_severity(metric).items():
             for severity, values in by_severity.items():
                 place = SHIFT_LABEL, "imagenet32", "cifar10", SHIFT_SETS[severity], Row(method), metric
-                yield Figure(*place, sum(values) / len(values), None)
+                yield Figure(*place, sum(values) / len(values))
 
 
 DEFAULT_OUTLIERS = {**dict.fromkeys(IMAGES, "imagenet32"), **dict.fromkeys(TEXTS, "wikitext2")}
@@ -180,6 +162,11 @@ DEFAULT_OUTLIERS = {**dict.fromkeys(IMAGES, "imagenet32"), **dict.fromkeys(TEXTS
 def outliers_of(cell: Cell) -> str:
     """What the cell is trained with, whether or not it says so."""
     return cell.outliers or DEFAULT_OUTLIERS.get(cell.task, "default")
+
+
+def is_plain(method: str) -> bool:
+    """Whether it is shown no outliers: then it is the same whatever they are."""
+    return split_method(method)[1] == PLAIN
 
 
 OOD_SETS: Mapping[str, tuple[str, ...]] = {

@@ -1,4 +1,4 @@
-"""Figures, asked for alike whatever their origin: our networks of each convention, or the paper's tables."""
+"""Values, asked for alike whatever their origin: our networks of each convention, or the paper's tables."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -16,6 +16,7 @@ from demur.paper.published import (
     SHIFT_SETS,
     Row,
     figures,
+    is_plain,
     mean_but,
     outliers_of,
     shift_by_severity,
@@ -26,7 +27,7 @@ from demur.study.table import Measured
 
 NOISE = "smooth"  # what the paper trains with where it trains with noise
 
-# the share of the most frequent class in the test data: tells the paper's collapsed classifiers by their accuracy
+# the fraction of the most frequent class in the test data: tells the paper's collapsed classifiers by their accuracy
 MAJORITY = {
     "mnist": 0.1135,
     "fashion_mnist": 0.1,
@@ -40,11 +41,19 @@ MAJORITY = {
 
 @dataclass(frozen=True)
 class Known:
-    """A figure as a fraction; `half` is half its 95 % interval, nothing for what is printed in the paper."""
+    """A fraction, the mean over training seeds; `half` is half its 95 % interval, over test points and training.
+
+    All seeds are tested on the same points, so the ends of the interval over points, `low` and `high`, are the means of
+    the seeds': it is never too narrow, and exact where the networks err alike. What the paper prints has none.
+    """
 
     value: float
     half: float = 0.0
     collapsed: bool = False  # of a classifier that tells no classes apart
+    low: float = math.nan
+    high: float = math.nan
+    by_seed: tuple[float, ...] = ()
+    training: tuple[float, float] | None = None  # the interval over seeds, where there are several
 
     def text(self, with_half: bool = False) -> str:
         if math.isnan(self.value):
@@ -52,9 +61,35 @@ class Known:
         return per_cent(self.value) + f"±{per_cent(self.half)}" * (with_half and self.half > 0) + "‡" * self.collapsed
 
 
+def mean_over_seeds(runs: Collection[Measured], where: str, metric: str) -> Known | None:
+    """Of those runs that have it; None where none has."""
+    values = [value for one in runs if (value := one.value(where, metric)) is not None]
+    if not values:
+        return None
+    by_seed = tuple(value.value for value in values)
+    ends = [(value.low, value.high) for value in values if value.low is not None and value.high is not None]
+    low, high = np.mean(ends, axis=0).tolist() if ends else (math.nan, math.nan)
+    training = over_seeds(by_seed) if len(by_seed) > 1 else None
+    halves = [(high - low) / 2 if ends else 0.0, (training[1] - training[0]) / 2 if training else 0.0]
+    collapsed = any(one.collapsed for one in runs)
+    return Known(float(np.mean(by_seed)), math.hypot(*halves), collapsed, low, high, by_seed, training)
+
+
+def place(task: str, method: str, outliers: str) -> tuple[str, str, str]:
+    return task, method, "" if is_plain(method) else outliers
+
+
+def by_place(cells: Iterable[Measured]) -> dict[tuple[str, str, str], dict[int, Measured]]:
+    """By seed, in order; of plain methods that were asked for with several outliers, the usual ones' cell wins."""
+    found: dict[tuple[str, str, str], dict[int, Measured]] = {}
+    for one in sorted(cells, key=lambda one: (one.cell.outliers is None, one.cell.seed)):
+        found.setdefault(place(one.cell.task, one.cell.method, outliers_of(one.cell)), {})[one.cell.seed] = one
+    return found
+
+
 @dataclass(frozen=True)
 class View:
-    """Figures of one origin."""
+    """Values of one origin."""
 
     convention: str  # whose metrics it is judged by
     look: Callable[[str, str, str, str, str], Known]  # by task, method, training outliers, set and metric
@@ -86,23 +121,12 @@ class View:
 
 def ours(cells: Sequence[Measured], convention: str) -> View:
     """Networks of one convention and of the paper's length."""
-    found: dict[tuple[str, str, str], dict[int, Measured]] = {}
-    # a method that is shown no outliers is the same whatever they are; of such cells the usual one comes last and wins
-    for one in sorted(cells, key=lambda one: one.cell.outliers is None):
-        cell = one.cell
-        if (cell.convention, cell.epochs, cell.limit) == (convention, None, None):
-            found.setdefault(place(cell.task, cell.method, outliers_of(cell)), {})[cell.seed] = one
+    usual = convention, None, None
+    found = by_place(one for one in cells if (one.cell.convention, one.cell.epochs, one.cell.limit) == usual)
 
     def look(task: str, method: str, outliers: str, where: str, metric: str) -> Known:
         runs = found[place(task, method, outliers)].values()
-        values = [value for one in runs if (value := one.value(where, metric)) is not None]
-        if not values:
-            return Known(math.nan)
-        by_seed = [value.value for value in values]
-        points = [(value.high - value.low) / 2 for value in values if value.low is not None and value.high is not None]
-        low, high = over_seeds(by_seed) if len(by_seed) > 1 else (0.0, 0.0)
-        half = math.hypot(float(np.mean(points)) if points else 0.0, (high - low) / 2)
-        return Known(float(np.mean(by_seed)), half, any(one.collapsed for one in runs))
+        return mean_over_seeds(runs, where, metric) or Known(math.nan)
 
     def seeds(cell: Cell) -> int:
         runs = found.get(place(cell.task, cell.method, outliers_of(cell)), {}).values()
@@ -129,8 +153,7 @@ def matched(cells: Sequence[Measured], compared: Iterable[Cell]) -> list[Measure
     return [one for one in cells if one.cell.seed in seeds.get((one.cell.task, one.cell.convention), {one.cell.seed})]
 
 
-def place(task: str, method: str, outliers: str) -> tuple[str, str, str]:
-    return task, method, outliers if "+" in method else ""
+# the paper's --------------------------------------------------------------------------------------------------------
 
 
 def printed() -> View:

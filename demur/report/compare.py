@@ -1,33 +1,39 @@
-"""Every measured figure beside the published one, in the paper's tables and in one of our own for each task."""
+"""Every measured value beside the published one, in the paper's tables and in one of our own for each task."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import numpy as np
-
-from demur.bootstrap import over_seeds
 from demur.methods import method_rank, split_method
+from demur.metrics import METRICS
 from demur.outliers.values import sets_of
-from demur.paper.grid import Cell
-from demur.paper.published import DEFAULT_OUTLIERS, TABLES, Column, Figure, Row, Table, mean_but, outliers_of
-from demur.study.measuring import TEST, scored
+from demur.paper.published import (
+    DEFAULT_OUTLIERS,
+    SHIFT_SETS,
+    TABLES,
+    Column,
+    Figure,
+    Row,
+    Table,
+    is_plain,
+    mean_but,
+    outliers_of,
+)
+from demur.paper.views import Known, by_place, mean_over_seeds, place
+from demur.study.grid import Cell
+from demur.study.measuring import TEST, per_cent, scored
 from demur.study.run import FAR_AWAY
 from demur.study.table import Measured
 from demur.tasks.images import STAND_INS
 
-# by metric: whether more is better; the confidence on test data is neither
-BETTER = {
-    "accuracy": max,
-    "accuracy_with_none": max,
-    "auroc": max,
-    "aupr_published": max,
-    "ece": min,
-    "ece_published": min,
-    "fpr95": min,
-    "mmc": min,
+TITLES = {name: metric.title for name, metric in METRICS.items()} | {
+    "fpr95": "FPR95",
+    "auroc": "AUROC",
+    "aupr_published": "AUPR",
 }
+HIGHER = {"accuracy", "accuracy_with_none", "auroc", "aupr_published"}  # is better; of the others lower
+SEVERITIES = {name: f"severity {severity}" for severity, name in SHIFT_SETS.items()}
 
 
 class Kind(NamedTuple):
@@ -51,41 +57,56 @@ class Kind(NamedTuple):
     @property
     def slug(self) -> str:
         """The same for a file's name; short where all is as by default."""
-        parts = [] if self.convention == "corrected" else [self.convention]
-        parts += [
-            f"{name}{value}" for name, value in (("epochs", self.epochs), ("limit", self.limit)) if value is not None
-        ]
-        return "-".join(parts)
+        named = {"epochs": self.epochs, "limit": self.limit}
+        changed = [f"{name}{value}" for name, value in named.items() if value is not None]
+        return "-".join([self.convention] * (self.convention != "corrected") + changed)
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """A figure's mean over training seeds, with its 95 % intervals over test points and over training.
+def kind_of(cell: Cell) -> Kind:
+    return Kind(cell.convention, cell.epochs, cell.limit)
 
-    All seeds are tested on the same points, so the ends of the first are the means of the seeds': it is never too
-    narrow, and exact where the networks err alike.
-    """
 
-    value: float
-    low: float
-    high: float
-    by_seed: tuple[float, ...]
-    training: tuple[float, float] | None  # where there are several seeds
-    partial: bool  # a mean that lacks some of its sets
-    collapsed: bool  # of a classifier that tells no classes apart
+def unusual(task: str, outliers: str) -> str:
+    """The outliers, for a title, where they are not the task's own; else nothing."""
+    return "" if outliers == DEFAULT_OUTLIERS.get(task, "default") else outliers
 
 
 @dataclass(frozen=True)
 class Entry:
-    measured: Measurement | None
+    measured: Known | None
     published: Figure | None
-    best: bool = False
+    partial: bool = False  # a mean that lacks some of its sets
+    best: bool = False  # of its group of rows, to the digit shown
 
     @property
     def difference(self) -> float | None:
-        if self.measured is None or self.published is None:
-            return None
-        return self.measured.value - self.published.value
+        return self.measured.value - self.published.value if self.measured and self.published else None
+
+    @property
+    def text(self) -> str:
+        """What was measured, with its marks."""
+        known = self.measured
+        return "–" if known is None else per_cent(known.value) + "†" * self.partial + "‡" * known.collapsed
+
+    @property
+    def half(self) -> str:
+        return "" if self.measured is None else f"±{per_cent((self.measured.high - self.measured.low) / 2)}"
+
+    @property
+    def below(self) -> list[str]:
+        """The interval over training seeds, and what is published; each where there is any."""
+        training = self.measured and self.measured.training
+        lines = ["({}–{})".format(*map(per_cent, training))] if training else []
+        if self.published is not None:
+            apart = "" if self.difference is None else f" {100 * self.difference:+.1f}".replace("-", "−")
+            lines.append(per_cent(self.published.value) + apart)
+        return lines
+
+    @property
+    def judged(self) -> float | None:
+        """The value as it is printed; a collapsed classifier is best at nothing."""
+        known = self.measured
+        return None if known is None or known.collapsed or math.isnan(known.value) else round(100 * known.value, 1)
 
 
 @dataclass(frozen=True)
@@ -111,52 +132,56 @@ class ReportTable:
     def title(self) -> str:
         return f"{self.table.title}; {self.kind.title}"
 
+    @property
+    def headings(self) -> list[list[str]]:
+        """Task, metric, set and the metric's convention, each where the table has several."""
+        several = {
+            name: len({getattr(column, name) for column in self.columns}) > 1
+            for name in ("task", "metric", "convention")
+        }
 
-class _Runs:
-    """The results of one kind, found by what a table's cell asks for."""
+        def heading(column: Column) -> list[str]:
+            metric = TITLES[column.metric]
+            if column.set == TEST:
+                what = ["test" if column.metric == "mmc" else metric]
+            elif column.over:
+                what = [f"mean {metric}, {len(column.over)} set{'s' * (len(column.over) != 1)}"]
+            elif column.set in SEVERITIES:
+                what = [SEVERITIES[column.set], metric]
+            else:
+                what = [*[metric] * several["metric"], column.set]
+            parts = [*[column.task] * several["task"], *what, *[column.convention] * several["convention"]]
+            return [part.replace("_", " ") for part in parts]
 
-    def __init__(self, results: Iterable[Measured]) -> None:
-        self._by_place: dict[tuple[str, str], dict[str, list[Measured]]] = {}
-        for measured in results:
-            cell = measured.cell
-            by_outliers = self._by_place.setdefault((cell.task, cell.method), {})
-            by_outliers.setdefault(outliers_of(cell), []).append(measured)
+        return list(map(heading, self.columns))
 
-    def find(self, task: str, method: str, outliers: str) -> Sequence[Measured]:
-        """By seed; a method that is shown no outliers is the same whatever they are."""
-        by_outliers = self._by_place.get((task, method), {})
-        if outliers not in by_outliers and "+" not in method and by_outliers:
-            outliers = min(by_outliers)
-        return sorted(by_outliers.get(outliers, ()), key=lambda measured: measured.cell.seed)
-
-
-def kind_of(cell: Cell) -> Kind:
-    return Kind(cell.convention, cell.epochs, cell.limit)
-
-
-def unusual(task: str, outliers: str) -> str:
-    """The outliers, for a title, where they are not the task's own; else nothing."""
-    return "" if outliers == DEFAULT_OUTLIERS.get(task, "default") else outliers
+    def legend(self, best: str = "In bold") -> list[str]:
+        """How to read the table, and what to know about it; `best` says how the best are marked."""
+        entries = [entry for line in self.lines for entry in line.entries]
+        below = "; below, published and difference" * any(entry.published is not None for entry in entries)
+        said = [f"In per cent: measured ± half its 95 % bootstrap interval over test points{below}"]
+        said += [f"{best} the best of its group of rows, to the digit shown"] * any(entry.best for entry in entries)
+        conventions = {column.convention for column in self.columns}
+        said += [f"All columns are computed in the {each} convention" for each in conventions if len(conventions) == 1]
+        return [*said, *self.remarks]
 
 
 def tables(cells: Sequence[Measured], everything: bool = False) -> list[ReportTable]:
     """One of our own for each task, then the paper's, of which the tasks that were measured; with `everything`, all of
-    them, so that every published figure is there."""
+    them, so that every published value is there."""
     kinds = sorted({kind_of(one.cell) for one in cells}, key=lambda kind: kind.order) or [Kind("corrected", None, None)]
     by_kind = {kind: [one for one in cells if kind_of(one.cell) == kind] for kind in kinds}
     wanted = [(table, kind) for kind in kinds for table in _own_tables(by_kind[kind])]
     wanted += [(table, kind) for table in TABLES for kind in kinds]
-    runs = {kind: _Runs(of_kind) for kind, of_kind in by_kind.items()}
-    filled = (_fill(table, kind, runs[kind], everything) for table, kind in wanted)
+    filled = (_fill(table, kind, by_kind[kind], everything) for table, kind in wanted)
     return [table for table in filled if table.columns]
 
 
-def _own_tables(cells: Sequence[Measured]) -> list[Table]:
+def _own_tables(cells: Sequence[Measured]) -> Iterator[Table]:
     """A task's every method, in the corrected metrics, on every OOD set."""
-    made = []
     for task, outliers in sorted({(one.cell.task, outliers_of(one.cell)) for one in cells}):
         of_task = [one for one in cells if one.cell.task == task]
-        here = [one for one in of_task if "+" not in one.cell.method or outliers_of(one.cell) == outliers]
+        here = [one for one in of_task if is_plain(one.cell.method) or outliers_of(one.cell) == outliers]
         sets = tuple(dict.fromkeys(name for one in here for name in one.sets))
         seen = tuple(name for name in sets_of(outliers) if name in sets)
         unseen = tuple(name for name in sets if name not in (FAR_AWAY, *seen))
@@ -169,8 +194,7 @@ def _own_tables(cells: Sequence[Measured]) -> list[Table]:
         special = unusual(task, outliers)
         title = f"All methods, {task}" + f", trained with {outliers}" * bool(special)
         name = "-".join(filter(None, (task, special)))
-        made.append(Table("measured", name, title, "", outliers, _own_groups(here), columns))
-    return made
+        yield Table("measured", name, title, "", outliers, _own_groups(here), columns)
 
 
 def _own_groups(cells: Sequence[Measured]) -> tuple[tuple[Row, ...], ...]:
@@ -188,92 +212,76 @@ def _own_groups(cells: Sequence[Measured]) -> tuple[tuple[Row, ...], ...]:
     return tuple(sorted((tuple(sorted(rows, key=order)) for rows in groups.values()), key=lambda rows: order(rows[0])))
 
 
-def _fill(table: Table, kind: Kind, runs: _Runs, everything: bool) -> ReportTable:
+Found = Mapping[tuple[Row, str], Sequence[Measured]]  # by row and task, a cell a seed
+
+
+def _fill(table: Table, kind: Kind, cells: Sequence[Measured], everything: bool) -> ReportTable:
+    runs = by_place(cells)
+    tasks = dict.fromkeys(column.task for column in table.columns)
     found = {
-        (row, task): runs.find(task, row.method, table.outliers)
+        (row, task): list(runs.get(place(task, row.method, table.outliers), {}).values())
         for row in table.rows
-        for task in dict.fromkeys(column.task for column in table.columns)
+        for task in tasks
     }
     # a method that is shown no outliers fits every table, but is no reason to show those trained with others
-    done = {task for (_, task), cells in found.items() if any(outliers_of(one.cell) == table.outliers for one in cells)}
+    asked = {row.method for row in table.rows}
+    done = {one.cell.task for one in cells if one.cell.method in asked and outliers_of(one.cell) == table.outliers}
     columns = tuple(column for column in table.columns if everything or column.task in done)
-
-    def entry(row: Row, column: Column) -> Entry:
-        return Entry(_measure(found[row, column.task], column, row.score), table.published(row, column))
-
-    if not everything and not any(entry(row, column).measured for row in table.rows for column in columns):
-        columns = ()  # such as those under shift, where nothing was shifted
     lines: list[Line] = []
     for group in table.groups:
-        of_group = [Line(row, row == group[0], tuple(entry(row, column) for column in columns)) for row in group]
-        lines += _mark_best(of_group, columns)
+        lines += _best_marked([_line(table, row, row == group[0], columns, found) for row in group], columns)
+    if not everything and not any(entry.measured for line in lines for entry in line.entries):
+        columns = ()  # such as those under shift, where nothing was shifted
     return ReportTable(table, kind, columns, tuple(lines), (*_remarks(found, lines), *_on_other_data(found, columns)))
 
 
-def _measure(cells: Sequence[Measured], column: Column, score: str) -> Measurement | None:
-    """The mean over seeds of a column's figure."""
-    found = [one.value(column.set, scored(column.metric, score)) for one in cells]
-    figures = [figure for figure in found if figure is not None]
-    if not figures or len(figures) < len(found):
-        return None
-    by_seed = tuple(figure.value for figure in figures)
-    low, high = (float(np.mean([getattr(figure, end) for figure in figures])) for end in ("low", "high"))
-    partial = any(name not in one.sets and STAND_INS.get(name) not in one.sets for one in cells for name in column.over)
-    collapsed = any(one.collapsed for one in cells)
-    training = over_seeds(by_seed) if len(by_seed) > 1 else None
-    return Measurement(float(np.mean(by_seed)), low, high, by_seed, training, partial, collapsed)
+def _line(table: Table, row: Row, first: bool, columns: Iterable[Column], found: Found) -> Line:
+    def entry(column: Column) -> Entry:
+        runs, metric = found[row, column.task], scored(column.metric, row.score)
+        whole = all(one.value(column.set, metric) for one in runs)
+        known = mean_over_seeds(runs, column.set, metric) if whole else None
+        lacking = any(not {name, STAND_INS.get(name)} & {*one.sets} for one in runs for name in column.over)
+        return Entry(known, table.published(row, column), lacking and known is not None)
+
+    return Line(row, first, tuple(map(entry, columns)))
 
 
-def _mark_best(lines: Sequence[Line], columns: Sequence[Column]) -> list[Line]:
+def _best_marked(group: Sequence[Line], columns: Sequence[Column]) -> list[Line]:
     """The best of the group in each column, as far as it is shown."""
-    best = [_best(column, [line.entries[place] for line in lines]) for place, column in enumerate(columns)]
+    best: list[float | None] = []
+    for number, column in enumerate(columns):
+        judged = [value for line in group if (value := line.entries[number].judged) is not None]
+        neither = len(set(judged)) < 2 or (column.metric, column.set) == ("mmc", TEST)
+        best.append(None if neither else (max if column.metric in HIGHER else min)(judged))
 
     def mark(line: Line) -> Line:
         pairs = zip(line.entries, best, strict=True)
-        return replace(
-            line, entries=tuple(replace(one, best=value is not None and _judged(one) == value) for one, value in pairs)
-        )
+        marked = (replace(entry, best=value is not None and entry.judged == value) for entry, value in pairs)
+        return replace(line, entries=tuple(marked))
 
-    return list(map(mark, lines))
-
-
-def _best(column: Column, entries: Sequence[Entry]) -> float | None:
-    judged = [value for value in map(_judged, entries) if value is not None]
-    if len(set(judged)) < 2 or (column.metric == "mmc" and column.set == TEST):
-        return None
-    return BETTER[column.metric](judged)
+    return list(map(mark, group))
 
 
-def _judged(entry: Entry) -> float | None:
-    """The figure as it is printed; None where there is none, and for a collapsed classifier: it is best at nothing."""
-    measured = entry.measured
-    if measured is None or measured.collapsed or np.isnan(measured.value):
-        return None
-    return round(100 * measured.value, 1)
-
-
-def _remarks(found: Mapping[tuple[Row, str], Sequence[Measured]], lines: Sequence[Line]) -> tuple[str, ...]:
+def _remarks(found: Found, lines: Sequence[Line]) -> Iterator[str]:
     """What a reader of the table must know."""
     said: dict[str, None] = {}
     for task, record in ((task, one.record) for (_, task), cells in found.items() for one in cells):
-        for name, note in record.notes.items():
-            said[f"{task}: {name} {note}"] = None
-        if missing := record.missing:
-            said[f"{task}: not measured, since the data is missing: {', '.join(missing)}"] = None
-    measured = [entry.measured for line in lines for entry in line.entries if entry.measured is not None]
+        said |= dict.fromkeys(f"{task}: {name} {note}" for name, note in record.notes.items())
+        if record.missing:
+            said[f"{task}: not measured, since the data is missing: {', '.join(record.missing)}"] = None
+    yield from said
+    entries = [entry for line in lines for entry in line.entries]
+    measured = [entry.measured for entry in entries if entry.measured is not None]
     seeds = sorted({len(one.by_seed) for one in measured})
     if seeds and seeds[-1] > 1:
-        said[f"Means of {' or '.join(map(str, seeds))} training seeds; in brackets the 95 % interval of their mean"] = (
-            None
-        )
-    if any(one.partial for one in measured):
-        said["† A mean over those of its sets that were measured; the published one is over all"] = None
+        yield f"Means of {' or '.join(map(str, seeds))} training seeds; in brackets the 95 % interval of their mean"
+    if any(entry.partial for entry in entries):
+        yield "† A mean over those of its sets that were measured; the published one is over all"
     if any(one.collapsed for one in measured):
-        said["‡ Collapsed: no more accurate than always answering the most frequent class; never marked as best"] = None
-    return tuple(said)
+        yield "‡ Collapsed: no more accurate than always answering the most frequent class; never marked as best"
 
 
-def _on_other_data(found: Mapping[tuple[Row, str], Sequence[Measured]], columns: Sequence[Column]) -> Iterator[str]:
+def _on_other_data(found: Found, columns: Sequence[Column]) -> Iterator[str]:
     """Sets that are not the same in all rows, or of which that cannot be known."""
     for task in dict.fromkeys(column.task for column in columns):
         cells = {id(one): one for (_, other), some in found.items() if other == task for one in some}.values()

@@ -49,7 +49,7 @@ def _mean(cells: Sequence[Measured], name: str, metric: str) -> float:
     return float(np.mean([one.values[name, metric].value for one in cells]))
 
 
-def from_figures(cells: Sequence[Measured]) -> Iterator[Drawing]:
+def from_values(cells: Sequence[Measured]) -> Iterator[Drawing]:
     """Those that can be drawn without predictions; means over seeds."""
     groups = _grouped(cells)
     yield from _noise(groups)
@@ -114,5 +114,7 @@ def from_predictions(cells: Sequence[Measured]) -> Iterator[Drawing]:
             caption = f"Confidence in the plane, the paper's toy figure; {kind.title}"
             yield Drawing(f"toy-{slug}", caption, draw_planes(planes))
         trained = f", trained with {outliers}" * bool(special)
+        with_outliers = [one for one in results if one.ood]
         for name, (caption, make) in captions.items():
-            yield Drawing(f"{name}-{slug}", f"{task}{trained}. {caption}; {kind.title}", make(results))
+            if shown := results if name == "reliability" else with_outliers:
+                yield Drawing(f"{name}-{slug}", f"{task}{trained}. {caption}; {kind.title}", make(shown))

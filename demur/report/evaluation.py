@@ -5,8 +5,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from html import escape
-from importlib.resources import files
 from io import StringIO
 from pathlib import Path
 
@@ -23,8 +21,10 @@ from demur.classifier.decision import Decision, class_probs, score_of
 from demur.classifier.readers import Inputs, listed
 from demur.metrics import BINS, METRICS, SCORES, Array, Prediction, Separation, calibration, max_prob_score
 from demur.predictive import predict
-from demur.report.figures import INSIDE, OUTSIDE, one_column_wide, panels, save_figure
-from demur.report.page import html_figure
+from demur.report.drawings import Drawing
+from demur.report.figures import INSIDE, OUTSIDE, one_column_wide, panels
+from demur.report.page import saved
+from demur.report.render import rendered
 
 SHOWN = {"accuracy": "accuracy (%)", "ece": "ECE (%)", "brier": "Brier score", "nll": "NLL (nats)"}
 AGAINST = {"fpr95": "FPR95", "auroc": "AUROC", "aupr": "AUPR"}
@@ -156,11 +156,21 @@ def write_evaluation(evaluation: Evaluation, out: Path) -> None:
     """figures.csv with every number, figures/ and index.html."""
     (out / "figures").mkdir(parents=True, exist_ok=True)
     (out / "figures.csv").write_text(as_csv(evaluation), "utf-8")
-    drawn = {}
-    for name, (caption, figure) in draw(evaluation).items():
-        save_figure(figure, out / "figures" / name)
-        drawn[name] = caption
-    (out / "index.html").write_text(page(evaluation, drawn, out / "figures"), "utf-8")
+    by_class: list[Sequence[str]] = [
+        (name, f"{of['count']:,}", per_cent(of["accuracy"]), per_cent(of["kept"]))
+        for name, of in evaluation.by_class.items()
+    ]
+    limit = evaluation.decision
+    page = rendered(
+        "evaluation.html",
+        evaluation=evaluation,
+        above=" to ".join(f"{value:.4g}" for value in sorted({min(limit.accept), max(limit.accept)})),
+        keep=per_cent(limit.keep),
+        warning=shortfall(evaluation),
+        tables=tables(evaluation) | {"Classes, per cent": (("class", "inputs", "accuracy", "kept"), by_class)},
+        figures=saved(draw(evaluation), out / "figures"),
+    )
+    (out / "index.html").write_text(page, "utf-8")
 
 
 def as_csv(evaluation: Evaluation) -> str:
@@ -245,23 +255,17 @@ def sheet(evaluation: Evaluation) -> Group:
     return Group(*parts)
 
 
-def draw(evaluation: Evaluation) -> dict[str, tuple[str, Figure]]:
-    """By name, with captions."""
-    drawn = {
-        "reliability": (
-            "Accuracy of the inliers by confidence; the darker a bar, the more inputs it has",
-            draw_reliability(evaluation),
-        )
-    }
+def draw(evaluation: Evaluation) -> Iterator[Drawing]:
+    caption = "Accuracy of the inliers by confidence; the darker a bar, the more inputs it has"
+    yield Drawing("reliability", caption, draw_reliability(evaluation))
     if evaluation.ood:
         score = evaluation.decision.score
-        drawn["scores"] = (
+        caption = (
             f"Outliers by their rank among the inliers, under the score that is refused by, {score}; inliers would "
-            "lie flat, at the blue line, and refused is what lies right of the black one",
-            draw_scores(evaluation),
+            "lie flat, at the blue line, and refused is what lies right of the black one"
         )
-        drawn["roc"] = ("Inliers kept against outliers kept, as the threshold moves", draw_roc(evaluation))
-    return drawn
+        yield Drawing("scores", caption, draw_scores(evaluation))
+        yield Drawing("roc", "Inliers kept against outliers kept, as the threshold moves", draw_roc(evaluation))
 
 
 def draw_reliability(evaluation: Evaluation) -> Figure:
@@ -318,36 +322,3 @@ def draw_roc(evaluation: Evaluation) -> Figure:
         figure.supxlabel("outliers kept (%)")
         figure.supylabel("inliers kept (%)")
     return figure
-
-
-def page(evaluation: Evaluation, drawn: Mapping[str, str], figures: Path) -> str:
-    """One HTML document in the report's style, with its pictures inside."""
-    head, _, _ = (files("demur.report") / "page.html").read_text("utf-8").partition("<body>")
-    limit = evaluation.decision
-    above = " to ".join(f"{value:.4g}" for value in sorted({min(limit.accept), max(limit.accept)}))
-    by_class: list[Sequence[str]] = [
-        (name, f"{of['count']:,}", per_cent(of["accuracy"]), per_cent(of["kept"]))
-        for name, of in evaluation.by_class.items()
-    ]
-    made = tables(evaluation) | {"Classes, per cent": (("class", "inputs", "accuracy", "kept"), by_class)}
-    said = shortfall(evaluation)
-    warned = f" <strong>{escape(said)}.</strong>" if said else ""
-    return (
-        f"{head}<body><header><h1>{escape(evaluation.model)}</h1><p>{len(evaluation.classes)} classes; refused is what "
-        f"scores above {above} by {limit.score}, which keeps {per_cent(limit.keep)} % of inliers like the "
-        f"{limit.count:,} that it was chosen by.{warned} In a file: "
-        "<a href='figures.csv'>every figure</a>.</p></header>"
-        f"<main>{''.join(html_table(title, *table) for title, table in made.items())}<h2>Figures</h2>"
-        f"<div class='figures'>{''.join(html_figure(name, text, figures) for name, text in drawn.items())}"
-        "</div></main></body></html>\n"
-    )
-
-
-def html_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    top = "".join(f"<th scope='col'>{escape(column)}</th>" for column in head)
-    body = "".join(
-        f"<tr><th scope='row'>{escape(row[0])}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in row[1:])}</tr>"
-        for row in rows
-    )
-    table = f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
-    return f"<h2>{escape(title)}</h2><div class='scroll'>{table}</div>"

@@ -89,6 +89,6 @@ def shortened(task: Task, limit: int | None) -> Task:
     training, testing = task.training, task.testing
     return replace(
         task,
-        training=replace(training, validation=some(training.held_out)),
+        training=replace(training, validation=None if training.validation is None else some(training.validation)),
         testing=TestData(some(testing.test), {name: x[rows(x)] for name, x in testing.ood.items()}),
     )
