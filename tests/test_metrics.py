@@ -24,12 +24,14 @@ from demur.metrics import (
     ece_published,
     entropy_score,
     max_prob_score,
+    metric_named,
     mmc,
     mutual_information_score,
     nll,
     none_score,
     none_share_score,
     ood_metrics,
+    score_named,
 )
 
 INF = float("inf")
@@ -212,6 +214,34 @@ def test_figures_are_means_over_inputs():
     half = prediction(probs / 2, none=[0.5] * 20)
     error = ((probs / 2 - np.eye(3)[y]) ** 2).sum() / 20
     assert brier(half, torch.tensor(y)) == pytest.approx(error + 0.25, rel=1e-6)
+
+
+@pytest.mark.parametrize("with_none", [False, True])
+def test_a_resample_has_the_metric_of_its_rows(with_none):
+    """Counts, a column a resample, say how often each row is drawn."""
+    draw = np.random.default_rng(0)
+    probs, y = draw.dirichlet([1, 1, 1, 1] if with_none else [1, 1, 1], 30), torch.tensor(draw.integers(3, size=30))
+    made = prediction(probs[:, :3], probs[:, 3] if with_none else None)
+    rows = [draw.integers(30, size=30) for _ in range(4)]
+    counts = np.stack([np.bincount(its, minlength=30) for its in rows], 1)
+    for name, metric in METRICS.items():
+        if metric.again is None:
+            continue
+        drawn = [
+            Prediction(made.probs[its], made.none[its] if with_none else None, made.expected_entropy) for its in rows
+        ]
+        expected = [metric(some, y[torch.as_tensor(its)]) for some, its in zip(drawn, rows, strict=True)]
+        assert metric.again(made, y, counts) == pytest.approx(expected), name
+
+
+def test_how_metrics_are_printed():
+    assert {name for name, metric in METRICS.items() if not metric.percent} == {"nll", "brier"}  # no fractions
+    assert {name for name, metric in METRICS.items() if metric.higher_is_better} == {
+        "accuracy", "accuracy_with_none", "mmc"
+    }  # fmt: skip
+    for named in (score_named, metric_named):
+        with pytest.raises(ValueError, match=r"math:pi' is 3\.14.*, not a function"):
+            named("math:pi")
 
 
 def test_an_impossible_label_costs_no_more_than_float32s_smallest_number():

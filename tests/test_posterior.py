@@ -17,6 +17,7 @@ from demur.networks import lenet, mlp
 from demur.posterior import Gaussian, Mixture, Point
 from demur.posterior_file import load, read_about, save
 from demur.predictive import BLOCK, predict
+from demur.streams import generator_for
 
 
 class Normed(nn.Module):
@@ -125,6 +126,16 @@ def test_draws_follow_from_seed_and_number_alone():
     for name, value in first.sample(1).items():
         assert torch.equal(value, second.sample(1)[name])
     assert (Gaussian(network, variance).num_draws, Gaussian(network, variance).seed) == (20, 0)
+
+
+def test_a_draw_is_the_mean_plus_noise_of_its_stream():
+    """So that a saved model answers tomorrow as it does today."""
+    network = SMALL().eval()
+    variance = {name: torch.rand_like(p) for name, p in network.named_parameters()}
+    generator = generator_for("draws", 5, 2)
+    for name, value in Gaussian(network, variance, seed=5).sample(2).items():
+        mean = network.get_parameter(name).detach()
+        torch.testing.assert_close(value, mean + variance[name].sqrt() * torch.randn(mean.shape, generator=generator))
 
 
 def test_draws_have_the_memory_layout_of_their_mean():
@@ -343,12 +354,15 @@ def _bad_files(folder):
     header = {"format": 99, "posterior": {"kind": "point"}}
     save_file({"a": torch.zeros(1)}, folder / "newer", metadata={"demur": json.dumps(header)})
     save_file({"a": torch.zeros(1)}, folder / "odd", metadata={"demur": "[]"})
+    header = {"format": 1, "posterior": {"kind": "point"}, "about": ["wine"]}
+    save_file({"mean/a": torch.zeros(1)}, folder / "about", metadata={"demur": json.dumps(header)})
     save(make("point", partial(mlp, 5, inputs=4, hidden=(8,))), folder / "other head")
     save(make("point", partial(mlp, 4, inputs=4, hidden=(8, 8))), folder / "deeper")
     save(make("point", partial(Normed, 4)), folder / "normed")
     damaged = "is not a posterior saved by demur, or it is damaged"
     return {
         **dict.fromkeys(("empty", "truncated", "text", "pickle", "odd", "."), damaged),
+        "about": rf"{damaged} \(about is no object\)",
         "foreign": rf"{damaged} \('demur'\)",
         "newer": "has format 99, this demur reads 1; save it anew",
         "other head": r"head\.(weight is \(5, 8\)|bias is \(5,\)) in the saved posterior, \(4.*\) in the network",
@@ -371,6 +385,7 @@ def test_variances_must_go_with_the_network():
     Gaussian(network, good, over_head=True)
     for change, why in (
         ({"head.bias": -torch.ones(4)}, "head.bias is negative"),
+        ({"head.bias": torch.tensor([1.0, 1.0, -1e-9, 1.0])}, "head.bias is negative"),
         ({"head.bias": torch.full((4,), torch.inf)}, "infinite"),
         ({"head.bias": torch.ones(1)}, r"shape \(1,\), the parameter \(4,\)"),
         ({"tail.bias": torch.ones(4)}, "the parameter is absent"),

@@ -207,6 +207,24 @@ def test_the_recipes_prior_and_clipping_are_the_chains() -> None:
     assert moves[2] > 10 * moves[0]
 
 
+def test_the_loop_clips_nothing_while_sampling() -> None:
+    """Two epochs of one step each, descent and sampling; friction 1 leaves no velocity from one to the other."""
+    built: list[nn.Linear] = []
+
+    def network(outputs: int) -> nn.Module:
+        built.append(nn.Linear(4, outputs, bias=False))
+        return built[-1]
+
+    weights: list[torch.Tensor] = []
+    chain = CyclicalSGHMC(lr=0.2, friction=1.0, temperature=1e-12, cycles=1, samples_per_cycle=1, length=1.0)
+    recipe = Recipe(epochs=2, batch_size=96, weight_decay=0.0, clip_norm=1e-3)
+    with observed(lambda report: weights.append(built[-1].weight.detach().clone())):
+        chain.fit(network, plain(3), (task := make_task()).training, recipe)
+    before = weights[0].clone().requires_grad_()
+    nn.functional.cross_entropy(task.training.train.x @ before.T, task.training.train.y).backward()
+    torch.testing.assert_close(weights[1], weights[0] - 0.5 * 0.2 * before.grad, rtol=1e-4, atol=1e-5)
+
+
 def test_only_sampling_phases_have_noise() -> None:
     # friction 1: no velocity is left from step to step
     chain = CyclicalSGHMC(friction=1.0, cycles=3, samples_per_cycle=2, length=3.0)
