@@ -27,14 +27,14 @@ MOST_DRAWS = 100_000
 
 
 class Borrowed:
-    """A copy of a network's module tree around the same tensors, in which parameters can be replaced by others.
+    """A copy of a network's module tree around the same parameters, in which parameters can be replaced by others.
 
     The network itself is never touched, so any number of threads can use it, whatever fails meanwhile.
     """
 
     def __init__(self, network: nn.Module) -> None:
-        tensors = (*network.parameters(), *network.buffers())
-        self.network = deepcopy(network, {id(tensor): tensor for tensor in tensors})
+        # buffers are copied: a forward pass may write them
+        self.network = deepcopy(network, {id(tensor): tensor for tensor in network.parameters()})
         self.places: dict[str, list[tuple[nn.Module, str]]] = {}
         names = {id(parameter): name for name, parameter in network.named_parameters()}
         for name, parameter in self.network.named_parameters(remove_duplicate=False):  # a tied one has several places

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from demur import checkpoint, training
-from demur.checkpoint import checkpointed, seconds_in
+from demur.checkpoint import checkpointed, epochs_in, seconds_in
 from demur.inference import MAP, CyclicalSGHMC, Ensemble, Flipout, VariationalBayes
 from demur.likelihoods import none_class, plain
 from demur.networks import lenet, mlp, wide_resnet
@@ -67,7 +67,7 @@ def test_killed_and_resumed_equals_never_killed(name, optimizer, task, tmp_path,
 def test_the_seconds_of_every_try_are_counted(task, tmp_path, monkeypatch):
     now = [1_000.0]
     monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    assert seconds_in(tmp_path / "c") == 0
+    assert seconds_in(tmp_path / "c") == epochs_in(tmp_path / "c") == 0
     for dies_after, an_epoch, in_all in ((2, 10, 10), (5, 20, 10 + 3 * 20), (7, 30, 10 + 3 * 20 + 2 * 30)):
 
         def die(report: training.EpochReport, at: int = dies_after, seconds: int = an_epoch) -> None:
@@ -79,6 +79,7 @@ def test_the_seconds_of_every_try_are_counted(task, tmp_path, monkeypatch):
             MAP().fit(Normed, none_class(3), task.training, Recipe(epochs=8, batch_size=32))
         now[0] += 500  # while nobody trains
         assert seconds_in(tmp_path / "c") == in_all
+        assert epochs_in(tmp_path / "c") == dies_after - 1  # the last was not kept
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])

@@ -201,6 +201,17 @@ def test_nothing_is_known_of_layers_that_logits_do_not_depend_on():
     assert (fisher["idle.weight"] == 0).all()
 
 
+def test_padding_that_is_looked_up_learns_nothing():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(6, 3, padding_idx=0), nn.Flatten(), nn.Linear(12, 3)).eval()
+    nn.init.normal_(model[0].weight)
+    x, root = torch.tensor([[0, 0, 1, 2], [3, 0, 4, 4], [5, 1, 1, 1]]), plain(3).inside.fisher_root
+    fisher = diagonal_fisher(model, root, x)
+    assert_same(fisher, one_by_one(model, root, x))
+    assert (fisher["0.weight"][0] == 0).all()
+    assert (fisher["0.weight"][1:] > 0).all()
+
+
 def test_only_the_head_on_request():
     model, x = built("lenet", 3)
     root = plain(3).inside.fisher_root

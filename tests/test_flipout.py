@@ -210,6 +210,7 @@ def test_the_papers_penalty_averages_within_a_layer() -> None:
     assert losses == [pytest.approx(0.1 * sum(means) / 96, rel=1e-5)]
     assert all((value.log() + 6).abs().max() < 1e-5 for value in posterior.variance.values())
     assert (posterior.num_draws, posterior.seed, posterior.over_head) == (10, 0, False)
+    assert Flipout().parts(Recipe()) == []
 
 
 def test_norms_and_attention_stay_points_and_nothing_decays() -> None:

@@ -326,6 +326,12 @@ def test_who_may_read_one_part_may_read_all(model, tmp_path):
     assert len({(tmp_path / "model" / part).stat().st_mode for part in (MANIFEST, *PARTS)}) == 1
 
 
+def test_the_current_folder_is_not_replaced(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="the current folder, which cannot be replaced"):
+        model.save(".")
+
+
 def test_a_link_to_a_model_stays_a_link(model, tmp_path):
     model.save(tmp_path / "model")
     (tmp_path / "latest").symlink_to(tmp_path / "model")

@@ -156,6 +156,20 @@ def test_samples_are_the_networks_at_the_end_of_the_last_epochs_of_each_cycle() 
     assert all(torch.equal(sample, weights[epoch - 1]) for sample, epoch in zip(kept, (3, 4, 7, 8), strict=True))
 
 
+def test_the_shortest_cycles_begin_without_noise() -> None:
+    chain = CyclicalSGHMC(friction=1.0, cycles=2, samples_per_cycle=1, length=1e-9)  # two epochs each
+    weights = watched(chain, recipe := Recipe(epochs=1, batch_size=16, weight_decay=0.0))
+    torch.manual_seed(recipe.seed)
+    fresh = nn.Linear(4, 3).weight.detach()
+    assert [not torch.equal(before, after) for before, after in pairwise([fresh, *weights])] == [False, True] * 2
+
+
+def test_the_posterior_itself_is_sampled_unless_said_otherwise() -> None:
+    recipe = Recipe(epochs=4, batch_size=32)
+    by_default, by_value = (watched(chain, recipe) for chain in (CyclicalSGHMC(), CyclicalSGHMC(temperature=1.0)))
+    assert all(torch.equal(a, b) for a, b in zip(by_default, by_value, strict=True))
+
+
 def test_the_temperature_may_be_one_nth() -> None:
     recipe = Recipe(epochs=4, batch_size=32)
     by_name, by_value = (

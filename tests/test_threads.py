@@ -4,6 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
+from threading import Lock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from demur.likelihoods import none_class
 from demur.networks import gru, mlp
 from demur.posterior import Gaussian, Posterior
 from demur.predictive import predict
+from demur.training import observed
 from tests.conftest import make_task
 
 SETTINGS = {"la": Laplace(prior_precision=5.0), "de": Ensemble(Laplace(prior_precision=5.0), members=2)}
@@ -107,10 +109,89 @@ def test_fits_in_threads_are_as_one_after_another():
 
 
 def test_a_classifier_serves_threads():
-    x, y = make_task().train.x.numpy(), make_task().train.y.numpy()
+    x, y = make_task().training.train.x.numpy(), make_task().training.train.y.numpy()
     method = replace(demur.parse_method("la+nc"), inference=Laplace(prior_precision=5.0))
     model = demur.Classifier(method, epochs=60, lr=0.01, device="cpu").fit(x, y)
     expected = model.predict_all(x)
     for answers in in_threads(lambda _: model.predict_all(x), 40):
         assert (answers.decision == expected.decision).all()
         assert (answers.probability == expected.probability).all()
+
+
+class Locked(nn.Module):
+    def __init__(self, num_outputs: int) -> None:
+        super().__init__()
+        self.linear, self.lock = nn.Linear(4, num_outputs), Lock()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+class Remembering(Locked):
+    """Keeps its last activation, which has a graph behind it."""
+
+    def __init__(self, num_outputs: int) -> None:
+        super().__init__(num_outputs)
+        self.lock = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = super().forward(x)
+        return self.last
+
+
+class Closed(Remembering):
+    """Calls its layer by way of a closure, which a copy shares."""
+
+    def __init__(self, num_outputs: int) -> None:
+        super().__init__(num_outputs)
+        self.step = lambda x: self.linear(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.step(x)
+
+
+class Twofold(Closed):
+    """One module under two names."""
+
+    def __init__(self, num_outputs: int) -> None:
+        super().__init__(num_outputs)
+        self.again = self.linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.again(x)
+
+
+@pytest.mark.parametrize(
+    ("network", "why"),
+    [
+        (Locked, "cannot be copied .*lock"),
+        (Remembering, "cannot be copied"),
+        (Closed, "refers to the original"),
+        (Twofold, "module again of the network .Twofold. stands in it twice"),
+    ],
+)
+@pytest.mark.parametrize("name", ["la", "flipout", "csghmc"])
+def test_networks_that_samples_cannot_be_put_into_are_refused_before_training(name, network, why):
+    epochs: list[object] = []
+    with pytest.raises(ValueError, match=why), observed(epochs.append):
+        demur.INFERENCES[name]().fit(network, none_class(3), make_task().training, demur.Recipe(epochs=2))
+    assert not epochs
+    if network is not Twofold:
+        demur.MAP().fit(network, none_class(3), make_task().training, demur.Recipe(epochs=1))
+
+
+def test_a_buffer_that_is_written_in_a_pass_stays_as_it_was():
+    class Counting(nn.Module):
+        def __init__(self, num_outputs: int) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, num_outputs)
+            self.register_buffer("passes", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.passes += 1
+            return self.linear(x) * (1 + self.passes)
+
+    posterior = Gaussian(Counting(4).eval(), {"linear.bias": torch.ones(4)}, num_draws=3)
+    first, second = (predict(posterior, none_class(3), torch.ones(2, 4)).probs for _ in range(2))
+    assert torch.equal(first, second)
+    assert posterior.network.passes == 0

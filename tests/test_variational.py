@@ -96,6 +96,7 @@ def test_the_kl_may_be_divided_by_another_number() -> None:
         )
     assert losses == [pytest.approx(0.1 * kl_by_torch(posterior, 5e-4 * 96) / 7, rel=1e-5)]
     assert (posterior.num_draws, posterior.seed, posterior.over_head) == (200, 0, True)
+    assert VariationalBayes().parts(Recipe()) == []
     assert all((value.log() + 6).abs().max() < 1e-5 for value in posterior.variance.values())
 
 

@@ -1,5 +1,6 @@
 """A network that is trained already, taught what it does not know."""
 
+import warnings
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -91,7 +92,13 @@ def adopt(
     held_out = classifier.preprocessing_.read(X)[classifier.held_out_]
     codes = torch.from_numpy(np.searchsorted(labels, np.asarray(y)[classifier.held_out_]))
     made = predict(Point(original.cpu().eval()), plain(len(labels)), held_out)
-    classifier.report_["original_accuracy"] = accuracy(made, codes)
+    classifier.report_["original_accuracy"] = before = accuracy(made, codes)
+    if before < 1 / len(labels):
+        warnings.warn(
+            f"the model as it came is right on {before:.0%} of {len(codes)} held-out inputs, less than by chance; "
+            "are classes in the order of its outputs?",
+            stacklevel=2,
+        )
     return classifier
 
 

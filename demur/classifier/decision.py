@@ -10,9 +10,11 @@ input of every class is always trained with; where most classes have few, inlier
 The second is where the score itself changes sides: "none" becomes more probable than the best class, or the entropy
 comes nearer to that of all classes at once than to that of one. Where inliers themselves lie beyond that point, so that
 the first limit does, too, it says nothing any more; then the second is the conformal quantile that all but a fifth of
-the abstained inliers stay below, and if there are too few inliers for it, no input is called "unknown".
+the abstained inliers stay below, and if there are too few inliers for it, halfway from the first limit to the highest
+score there is.
 
-Limits can be had for each class, by the class that an input would be given: each keeps the promise for its own inputs.
+Limits can be had for each class, by the class that an input would be given: each keeps the promise for the inliers that
+are given that class. Classes with too few such inliers have one limit together, which keeps it for all of them.
 """
 
 import math
@@ -63,7 +65,7 @@ def class_probs(prediction: Prediction) -> Array:
 class Decision:
     """`accept` and `unknown` are the limits of the score: one each, or one for every class that may be answered.
 
-    `keep` is the fraction of inliers that is to be accepted, calibrated on `count` of them.
+    `keep` is the fraction of inliers that is to be accepted, each limit calibrated on at least `count` of them.
     """
 
     score: str
@@ -107,10 +109,7 @@ class Decision:
 
 
 def calibrated(prediction: Prediction, score: str, keep: float, by_class: bool = False) -> Decision:
-    """From the predictions of held-out inliers.
-
-    By class, one that is answered for too few of them has the limits of all.
-    """
+    """From the predictions of held-out inliers."""
     scores, num_classes = score_of(prediction, score), prediction.probs.shape[1]
     if ceiled((len(scores) + 1) * keep) > len(scores):
         warnings.warn(
@@ -120,27 +119,37 @@ def calibrated(prediction: Prediction, score: str, keep: float, by_class: bool =
         )
     groups = [scores]
     if by_class:
-        answered = class_probs(prediction).argmax(1)
-        groups = [scores[answered == code] for code in range(num_classes)]
-        if few := [code for code, group in enumerate(groups) if len(group) < least_count(keep)]:
-            warnings.warn(
-                f"{len(few)} of {num_classes} classes are answered for fewer than {least_count(keep)} of the inliers "
-                f"that calibrate, which keep={keep} needs: they have the limits of all; give more data, or raise "
-                "validation",
-                stacklevel=3,
-            )
-            groups = [scores if code in few else group for code, group in enumerate(groups)]
-    limits = [_limits_of(np.sort(group), keep, turning_point(score, num_classes)) for group in groups]
+        groups = _by_answer(scores, class_probs(prediction).argmax(1), num_classes, keep)
+    limits = [_limits_of(np.sort(group), keep, score, num_classes) for group in groups]
     accept, unknown = zip(*limits, strict=True)
-    return Decision(score, accept, unknown, keep, len(scores))
+    return Decision(score, accept, unknown, keep, min(map(len, groups)))
 
 
-def _limits_of(scores: Array, keep: float, turning: float | None) -> tuple[float, float | None]:
-    accept = conformal_quantile(scores, keep)
-    limit = scores[-1] if accept is None else accept
-    if turning is not None and limit < turning:
-        return float(limit), turning
-    return float(limit), conformal_quantile(scores, 1 - (1 - keep) / REST)
+def _by_answer(scores: Array, answered: NDArray[np.int64], num_classes: int, keep: float) -> list[Array]:
+    """The scores of each class's answers; classes with too few answers are taken together, as one group."""
+    groups = [scores[answered == code] for code in range(num_classes)]
+    few = [code for code, group in enumerate(groups) if len(group) < least_count(keep)]
+    if not few:
+        return groups
+    together = np.concatenate([groups[code] for code in few])
+    warnings.warn(
+        f"{len(few)} of {num_classes} classes are answered for fewer than {least_count(keep)} of the inliers that "
+        f"calibrate, which keep={keep} needs: they have one limit together, from {len(together)} inliers; give more "
+        "data, or raise validation",
+        stacklevel=4,
+    )
+    return [(together if len(together) else scores) if code in few else group for code, group in enumerate(groups)]
+
+
+def _limits_of(scores: Array, keep: float, score: str, num_classes: int) -> tuple[float, float | None]:
+    turning, quantile = turning_point(score, num_classes), conformal_quantile(scores, keep)
+    accept = float(scores[-1]) if quantile is None else quantile
+    if turning is not None and accept < turning:
+        return accept, turning
+    unknown = conformal_quantile(scores, 1 - (1 - keep) / REST)
+    if unknown is None and turning is not None:
+        unknown = (accept + 2 * turning) / 2  # the highest score there is, is twice where it turns
+    return accept, unknown
 
 
 def conformal_quantile(scores: Array, level: float) -> float | None:

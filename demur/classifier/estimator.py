@@ -79,8 +79,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
     Of the inliers the share `validation`, at the least
     enough for the guarantee, is held out: half to tune a prior, half to calibrate the threshold that keeps the share
-    `keep`. With `by_class` every class has a threshold of its own, so that none is abstained on more often than the
-    others; it takes as many held-out inputs of each. None for `epochs`, `batch_size` and `lr` means what goes with the
+    `keep`. With `by_class` every class has a threshold of its own, so that this holds for the inputs of each predicted
+    class; it holds out more. None for `epochs`, `batch_size` and `lr` means what goes with the
     kind and the amount of data.
 
     After fit: `classes_`, `posterior_`, `likelihood_`, `preprocessing_`, `decision_`; `held_out_`, the rows of X that
@@ -159,7 +159,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         )
         self.posterior_ = inference.fit(self.network_, self.likelihood_, data.to(self._torch_device()), recipe)
         to_calibrate = self._predicted(calibrating.x)
-        self.decision_ = calibrated(to_calibrate, default_score(self.likelihood_), self.keep, self.by_class)
+        self.decision_ = calibrated(to_calibrate, default_score(self.likelihood_), float(self.keep), self.by_class)
         self.report_: dict[str, Any] = {
             "method": method.name,
             "trained": len(train),
@@ -180,6 +180,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
         }
 
     def _check_parameters(self) -> None:
+        if not isinstance(self.by_class, bool | np.bool_):
+            raise ValueError(f"by_class {self.by_class!r} is neither True nor False")
         for name in ("keep", "validation"):
             value = getattr(self, name)
             if not isinstance(value, int | float | np.number) or not 0 < value < 1:
@@ -192,13 +194,10 @@ class Classifier(ClassifierMixin, BaseEstimator):
         labels = column_or_1d(y.numpy(force=True) if isinstance(y, Tensor) else y, warn=True)
         if len(labels) != count:
             raise ValueError(f"X has {count} inputs and y {len(labels)} labels; give one label an input")
-        if labels.dtype.kind not in "biufUO" or any(
-            not isinstance(label, str | int | float) for label in labels.tolist()
-        ):
-            raise ValueError(
-                f"y has labels of type {type(labels.tolist()[0]).__name__}, such as {labels[0]!s}; "
-                "give strings or numbers"
-            )
+        known = labels.dtype.kind in "biufUO"
+        odd = next((label for label in labels.tolist() if not (known and isinstance(label, str | int | float))), None)
+        if odd is not None or None in labels.tolist():
+            raise ValueError(f"y has labels of type {type(odd).__name__}, such as {odd!s}; give strings or numbers")
         assert_all_finite(labels, input_name="y")
         check_classification_targets(labels)
         self.classes_, codes = np.unique(labels, return_inverse=True)

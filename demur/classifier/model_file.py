@@ -33,6 +33,8 @@ SUFFIX = ".demur"
 def check_target(path: str | Path) -> None:
     """Refuse a path that holds anything but a model, or that no model can be written to."""
     path = Path(path)
+    if os.path.ismount(path) or (path.is_dir() and path.samefile(Path.cwd())):
+        raise ValueError(f"{path} is a mount point or the current folder, which cannot be replaced; name one inside it")
     if path.is_dir():
         names = sorted(entry.name for entry in path.iterdir())
         if names and (names != sorted((MANIFEST, *PARTS)) or not _is_manifest(path / MANIFEST)):
@@ -86,11 +88,12 @@ def write_model(path: str | Path, model: Mapping[str, Any], posterior: Posterior
 
 
 def _swap(new: Path, path: Path, old: Path) -> None:
-    os.replace(path, old)
     try:
+        os.replace(path, old)
         os.replace(new, path)
     except BaseException:  # an interrupt, too: the old one goes back
-        os.replace(old, path)
+        if old.exists():
+            os.replace(old, path)
         raise
 
 

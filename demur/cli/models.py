@@ -237,7 +237,7 @@ def _resumable(checkpoint: Path | None) -> Iterator[None]:
     except KeyboardInterrupt:
         epochs = sum(map(epochs_in, used))
         kept = f"{epochs} epochs are kept in {checkpoint}, and the same command goes on from there"
-        raise typer.Abort(kept if epochs else "nothing was kept, because no epoch was finished") from None
+        raise typer.Abort(kept if epochs else "nothing was kept, because training had not lasted two seconds") from None
     else:
         for file in used:
             file.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from demur.inference.base import Inference, build
+from demur.inference.base import Inference, build, check_copies
 from demur.inference.variational import MeanField
 from demur.likelihoods import Likelihood
 from demur.networks import Network, PatchConv2d
@@ -102,6 +102,7 @@ class Flipout:
         recipe = replace(recipe, weight_decay=0.0)
         with seeded(recipe.seed, data.device):
             model = build(network, likelihood, data)
+            check_copies(model, data)
             layers = convert(model, self.log_variance)
             weights = {name: sum(p.numel() for p in layer.mean.parameters()) for name, layer in layers.items()}
             sizes = weights if self.mean_kl else dict.fromkeys(layers, 1)

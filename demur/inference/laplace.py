@@ -5,12 +5,13 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import dropwhile, takewhile
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from demur.inference.base import Inference, fit_parts
+from demur.inference.base import Inference, build, check_copies, fit_parts
 from demur.inference.fisher import Root, batch_mean_fisher, diagonal_fisher
 from demur.inference.map import MAP
 from demur.inference.variational import with_head
@@ -20,6 +21,7 @@ from demur.networks import Network
 from demur.posterior import Gaussian, Point, Posterior, Tuning
 from demur.predictive import predict
 from demur.streams import generator_for
+from demur.training import seeded
 from demur.training_data import Recipe, TrainingData
 
 DECADES = tuple(10.0**k for k in range(-2, 9))
@@ -84,6 +86,9 @@ class Laplace:
         recipe: Recipe,
         parts: Sequence[Posterior] = (),
     ) -> Gaussian:
+        if not parts:
+            with seeded(recipe.seed, data.device):
+                check_copies(build(network, likelihood, data), data)
         (point,) = parts or fit_parts(self, network, likelihood, data, recipe)
         assert isinstance(point, Point)
         fisher = self.fisher(point.network, likelihood, data, recipe.seed)
@@ -146,7 +151,9 @@ class Laplace:
         while not (harmless := self._harmless(trials, at_map)) and beyond < BEYOND:
             beyond += 1
             trials.insert(0, with_prior(10 * trials[0].precision))
-        chosen = min(harmless or trials[:1], key=lambda trial: trial.precision)
+        # the end of the unbroken run from the MAP network on: beyond a gap it is luck
+        run = list(takewhile(lambda trial: trial in harmless, dropwhile(lambda trial: trial not in harmless, trials)))
+        chosen = (run or trials)[-1 if run else 0]
         self._warn(trials, chosen, at_map)
         rows = tuple((trial.precision, trial.nll, trial.accuracy) for trial in trials)
         return Tuning(chosen.precision, rows, (at_map.nll, at_map.accuracy))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.checkpoint import put_state, state_of
-from demur.inference.base import Inference, build
+from demur.inference.base import Inference, build, check_copies
 from demur.likelihoods import Likelihood
 from demur.networks import Network
 from demur.posterior import Mixture, Point, Posterior
@@ -111,6 +111,7 @@ class CyclicalSGHMC:
 
         with seeded(recipe.seed, data.device):
             model = build(network, likelihood, data)
+            check_copies(model, data)
             chain = SGHMC(
                 model.parameters(),
                 recipe.lr,

@@ -103,5 +103,7 @@ def from_predictions(cells: Sequence[Measured]) -> Iterator[Drawing]:
             caption = f"Confidence in the plane, the paper's toy figure; {kind.title}"
             yield Drawing(f"toy-{slug}", caption, draw_planes(planes))
         trained = f", trained with {outliers}" * bool(special)
+        with_outliers = [one for one in results if one.ood]
         for name, (caption, draw) in OF_PREDICTIONS.items():
-            yield Drawing(f"{name}-{slug}", f"{task}{trained}. {caption}; {kind.title}", draw(results))
+            if shown := results if name == "reliability" else with_outliers:
+                yield Drawing(f"{name}-{slug}", f"{task}{trained}. {caption}; {kind.title}", draw(shown))

@@ -130,7 +130,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 def is_done(folder: Path, further: Iterable[str] = ()) -> bool:
     """Whether the folder is whole, and has all the further predictions that are asked for."""
-    return (folder / RECORD).exists() and read_record(folder).has_further(further)
+    if not (folder / RECORD).exists():
+        return False
+    record = read_record(folder)
+    return record.has_further(further) and all((folder / name).exists() for name in files_of(record))
 
 
 def read_result(folder: Path, cell: Cell) -> Result:

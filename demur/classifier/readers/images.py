@@ -52,11 +52,16 @@ def open_pictures(path: Path, labelled: bool, size: Size | None, channels: int |
                     if not tolerant:
                         raise
                     wrong[place] = str(error)
-            names = [place.as_posix() for place in places]
+            names = [printable(place.as_posix()) for place in places]
             x = np.stack(pixels) if pixels else np.empty((0, *shape), np.uint8)
-            yield Batch(names, x, [place.parts[0] for place in places] if labelled else None, wrong)
+            yield Batch(names, x, [printable(place.parts[0]) for place in places] if labelled else None, wrong)
 
     return Inputs("pictures", batches(), shape=shape)
+
+
+def printable(name: str) -> str:
+    """A file's name as text: bytes that are no UTF-8 are written as \\xe9."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def check_class_folders(path: Path, places: Sequence[Path]) -> None:
