@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from demur.paper.claims import CLAIMS, NO, UNCLEAR, YES, Claim, below, joint, not_above
+from demur.paper.claims import CLAIMS, Claim
+from demur.paper.comparing import NO, UNCLEAR, YES, below, joint, not_above
 from demur.paper.grid import CONVENTIONS, STUDIES, Cell, select
 from demur.paper.published import LEFT_OUT, MEAN, SHIFT_SETS, mean_but, outliers_of
+from demur.paper.verdicts import examine, waiting
 from demur.paper.views import MAJORITY, NOISE, Known, _printed, matched, ours, printed
 from demur.report.page import write_report
-from demur.report.verdicts import claims_document, examine, waiting
+from demur.report.verdicts import claims_document
 from demur.study.measuring import TEST, Value
 from demur.study.records import Record
 from demur.study.run import FAR_AWAY

@@ -91,16 +91,14 @@ def test_version_and_help():
     assert "study" in demur_command("--help").stdout
 
 
-def test_toy_draws_a_picture(tmp_path, monkeypatch):
-    from dataclasses import replace
+def test_toy_draws_what_its_study_predicts(tmp_path):
+    from demur.paper.grid import TOY_ROWS
+    from demur.paper.toy import toy_planes
+    from demur.report.figures import draw_planes
 
-    from demur.paper import grid
-    from demur.report import figures
-
-    usual = grid.setting("blobs", "la")
-    quick = replace(usual, recipe=replace(usual.recipe, epochs=2))
-    monkeypatch.setattr(figures, "setting", lambda task, inference: quick)
-    figures.draw_toy(tmp_path / "toy.png")
+    planes = toy_planes(epochs=2)
+    assert tuple(planes) == TOY_ROWS
+    draw_planes(planes).savefig(tmp_path / "toy.png")
     assert (tmp_path / "toy.png").read_bytes()[:4] == b"\x89PNG"
 
 

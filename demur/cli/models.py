@@ -158,8 +158,8 @@ def evaluate(
         writes = ("index.html", "figures.csv", "figures")
         check_folder(report, overwrite, writes=writes, marks=own, reads=[inputs, *named.values()], model=model)
 
-    from demur.classifier import Classifier
-    from demur.report import evaluation
+    from demur.classifier import Classifier, evaluation
+    from demur.report.evaluation import sheet, write_evaluation
 
     place = device_named(device)
     classifier = Classifier.load(model, device=place)
@@ -167,11 +167,11 @@ def evaluate(
     outside = {name: _open_for(classifier, path) for name, path in named.items()}
     with counting(inputs.name) as count:
         found = evaluation.evaluate(model.name, classifier, inside, outside, place, count)
-    make_console().print(evaluation.sheet(found))
+    make_console().print(sheet(found))
     if shortfall := evaluation.shortfall(found):
         print(f"demur: note: {shortfall}", file=sys.stderr)
     if report is not None:
-        evaluation.write_evaluation(found, report)
+        write_evaluation(found, report)
         print(f"wrote {report / 'index.html'}")
 
 
@@ -248,7 +248,7 @@ def _resumable(checkpoint: Path | None) -> Iterator[None]:
 
 def _set_names(paths: Sequence[Path]) -> dict[str, Path]:
     """Sets of outliers by names of their own: the file's, or its path where that would be another's too."""
-    from demur.report.evaluation import INLIERS
+    from demur.classifier.evaluation import INLIERS
 
     stems = Counter([INLIERS, *(path.absolute().stem for path in paths)])
     named: dict[str, Path] = {}

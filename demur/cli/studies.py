@@ -118,10 +118,13 @@ def toy(out: Annotated[Path, typer.Argument(help="A PNG, SVG or PDF file.")], ov
     """Draw the paper's toy figure: confidence near and far from four classes in the plane."""
     check_file(out, overwrite, suffixes=FIGURES)
 
-    from demur.report.figures import draw_toy
+    from demur.paper.toy import toy_planes
+    from demur.report.figures import draw_planes
 
     with progress(make_console(), "toy figure"):
-        draw_toy(out)
+        planes = toy_planes()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    draw_planes(planes).savefig(out, dpi=150)
     print(f"wrote {out}")
 
 
@@ -138,7 +141,8 @@ def demo(
 
     from demur.methods import parse_method
     from demur.paper.grid import PAPER_ROWS, setting
-    from demur.report.figures import draw_toy
+    from demur.paper.toy import toy_planes
+    from demur.report.figures import draw_planes
     from demur.report.tables import BY_MAX_PROB, lines_of, table
     from demur.study.run import run as run_method
     from demur.tasks import load
@@ -153,7 +157,7 @@ def demo(
             rows.append(run_method(digits, parse_method(method), setting("digits", method)))
             write_whole(out / "digits.json", json.dumps([row.as_json() for row in rows], indent=2) + "\n")
         describe("toy figure")
-        draw_toy(out / "toy.png")
+        draw_planes(toy_planes()).savefig(out / "toy.png", dpi=150)
     console.print(table(rows, "digits, seed 0: accuracy and ECE inside, FPR95 on sets of outliers; per cent"))
     plain, (best, fpr95) = rows[0], min(lines_of(rows), key=lambda line: line[0].mean_over_ood(line[1]))
     by_score = "" if fpr95 == BY_MAX_PROB else " by none_share"

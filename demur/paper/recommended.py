@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from demur.methods import parse_method
-from demur.outliers.values import sets_of
+from demur.outliers.values import leaves, parse, sets_of
 from demur.paper.further import LETTER_COUNT, PRINTED, VALIDATION
 from demur.paper.grid import CANDIDATES, STUDIES, Cell
 from demur.paper.published import OOD_SETS, Row, mean_but
@@ -66,7 +66,8 @@ class Validated:
     def preference(self) -> tuple[int, int, int]:
         """By inference, by score, by how many sources the outliers have."""
         method, outliers, score = self.candidate
-        return INFERENCES.index(parse_method(method).inference_name), SCORES.index(score), (outliers or "").count("+")
+        sources = len([*leaves(parse(outliers))]) if outliers else 1
+        return INFERENCES.index(parse_method(method).inference_name), SCORES.index(score), sources
 
 
 def scores_of(method: str) -> tuple[str, ...]:

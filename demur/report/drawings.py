@@ -1,17 +1,17 @@
-"""Which figures the cells allow: some are drawn from figures alone, some need the predictions themselves."""
+"""Which figures the cells allow: some are drawn from values alone, some need the predictions themselves."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from demur.methods import method_rank
-from demur.paper import published
+from demur.metrics import METRICS
 from demur.paper.further import shifted
-from demur.paper.published import outliers_of
+from demur.paper.published import figures, outliers_of, shift_by_severity
 from demur.report.compare import Kind, kind_of, unusual
 from demur.report.figures import (
+    FIGURE_1,
+    Drawing,
     draw_noise_confidence,
     draw_planes,
     draw_reliability,
@@ -23,16 +23,16 @@ from demur.study.results import read_result
 from demur.study.table import Measured
 from demur.tasks.shift import CORRUPTIONS, SEVERITIES
 
-SHIFT_METRICS = {"ece": "ECE", "ece_published": "ECE below 14/15", "accuracy": "accuracy"}
-FIGURE_1 = {"map+oe", "de", "vb", "la"}
-
-
-class Drawing(NamedTuple):
-    name: str
-    caption: str
-    figure: Figure
-
-
+# accuracy over the classes and over "none" as well differ with a none class only
+SHIFT_METRICS = {"ece": "ece", "ece_published": "ece_published", "accuracy": "accuracy_with_none"}  # ours, the paper's
+OF_PREDICTIONS = {
+    "reliability": (
+        "Reliability: accuracy by confidence, ECE (%) in brackets; the darker a bar, the more inputs it has",
+        draw_reliability,
+    ),
+    "scores": ("Confidence of inliers and of all outliers but the far-away ones", draw_scores),
+    "roc": ("ROC: inliers accepted against outliers accepted, as the threshold on confidence moves", draw_roc),
+}
 Groups = Mapping[tuple[Kind, str, str], Mapping[str, Sequence[Measured]]]  # by kind, task, outliers; then by method
 
 
@@ -45,6 +45,10 @@ def _grouped(cells: Sequence[Measured]) -> Groups:
     return {place: groups[place] for place in sorted(groups, key=lambda place: (place[0].order, *place[1:]))}
 
 
+def _named(*parts: str) -> str:
+    return "-".join(filter(None, parts))
+
+
 def _mean(cells: Sequence[Measured], name: str, metric: str) -> float:
     return float(np.mean([one.values[name, metric].value for one in cells]))
 
@@ -54,14 +58,10 @@ def from_values(cells: Sequence[Measured]) -> Iterator[Drawing]:
     groups = _grouped(cells)
     yield from _noise(groups)
     for (kind, task, outliers), by_method in groups.items():
-        shifting = {
-            method: those
-            for method, ones in by_method.items()
-            if (those := [one for one in ones if "shift" in one.cell.further])
-        }
+        shifting = {method: [one for one in ones if "shift" in one.cell.further] for method, ones in by_method.items()}
         collapsed = [method for method, ones in shifting.items() if any(one.collapsed for one in ones)]
-        shifting = {method: ones for method, ones in shifting.items() if method not in collapsed}
-        for metric, label in SHIFT_METRICS.items() if shifting else ():
+        shifting = {method: ones for method, ones in shifting.items() if ones and method not in collapsed}
+        for metric, theirs in SHIFT_METRICS.items() if shifting else ():
             measured = {
                 method: {
                     severity: [_mean(ones, shifted(corruption, severity), metric) for corruption in CORRUPTIONS]
@@ -69,52 +69,41 @@ def from_values(cells: Sequence[Measured]) -> Iterator[Drawing]:
                 }
                 for method, ones in shifting.items()
             }
-            # accuracy over the classes and over "none" as well differ with a none class only
-            printed = published.shift_by_severity("accuracy_with_none" if metric == "accuracy" else metric)
-            name = "-".join(filter(None, ("shift", metric, unusual(task, outliers), kind.slug)))
+            label = METRICS[metric].title
             caption = f"{task} under shift: {label} by severity, a box over the {len(CORRUPTIONS)} corruptions"
             caption += f" (without {', '.join(collapsed)}: collapsed)" * bool(collapsed)
-            yield Drawing(name, f"{caption}; {kind.title}", draw_shift(measured, printed, label))
+            name = _named("shift", metric, unusual(task, outliers), kind.slug)
+            yield Drawing(name, f"{caption}; {kind.title}", draw_shift(measured, shift_by_severity(theirs), label))
 
 
 def _noise(groups: Groups) -> Iterator[Drawing]:
     printed: dict[str, dict[str, float]] = {}
-    for figure in published.figures():
-        if (figure.table, figure.set, figure.row.score) == ("mmc", "uniform", "max_prob"):
-            printed.setdefault(figure.task, {})[figure.row.method] = figure.value
+    for one in figures():
+        if (one.table, one.set, one.row.score) == ("mmc", "uniform", "max_prob"):
+            printed.setdefault(one.task, {})[one.row.method] = one.value
     for kind in dict.fromkeys(kind for kind, _, _ in groups):
         measured = {
             task: {method: _mean(by_method[method], "uniform", "mmc") for method in by_method if method in FIGURE_1}
             for (other, task, outliers), by_method in groups.items()
             if other == kind and not unusual(task, outliers) and "uniform" in next(iter(by_method.values()))[0].sets
         }
-        shown = {task: figures for task, figures in measured.items() if figures}
-        if shown:
+        if shown := {task: values for task, values in measured.items() if values}:
             caption = f"Mean confidence on uniform noise, the paper's figure 1; {kind.title}"
-            yield Drawing("-".join(filter(None, ("noise", kind.slug))), caption, draw_noise_confidence(shown, printed))
+            yield Drawing(_named("noise", kind.slug), caption, draw_noise_confidence(shown, printed))
 
 
 def from_predictions(cells: Sequence[Measured]) -> Iterator[Drawing]:
     """Those that need predictions, where they are at hand; of several seeds the first is drawn."""
-    captions = {
-        "reliability": (
-            "Reliability: accuracy by confidence, ECE (%) in brackets; the darker a bar, the more inputs it has",
-            draw_reliability,
-        ),
-        "scores": ("Confidence of inliers and of all outliers but the far-away ones", draw_scores),
-        "roc": ("ROC: inliers kept against outliers kept, as the threshold on confidence moves", draw_roc),
-    }
     for (kind, task, outliers), by_method in _grouped([one for one in cells if one.folder]).items():
         firsts = (ones[0] for ones in by_method.values())
         results = [read_result(first.folder, first.cell) for first in firsts if first.folder]
         special = unusual(task, outliers)
-        slug = "-".join(filter(None, (task, special, kind.slug)))
-        planes = {one.cell.method: one.further["plane"].sets for one in results if "plane" in one.further}
-        if planes:
+        slug = _named(task, special, kind.slug)
+        if planes := {one.cell.method: one.further["plane"].sets for one in results if "plane" in one.further}:
             caption = f"Confidence in the plane, the paper's toy figure; {kind.title}"
             yield Drawing(f"toy-{slug}", caption, draw_planes(planes))
         trained = f", trained with {outliers}" * bool(special)
         with_outliers = [one for one in results if one.ood]
-        for name, (caption, make) in captions.items():
+        for name, (caption, draw) in OF_PREDICTIONS.items():
             if shown := results if name == "reliability" else with_outliers:
-                yield Drawing(f"{name}-{slug}", f"{task}{trained}. {caption}; {kind.title}", make(shown))
+                yield Drawing(f"{name}-{slug}", f"{task}{trained}. {caption}; {kind.title}", draw(shown))

@@ -15,8 +15,8 @@ from demur.paper.grid import commands
 from demur.paper.published import outliers_of
 from demur.report import render
 from demur.report.compare import Kind, kind_of, tables
-from demur.report.drawings import Drawing, from_predictions, from_values
-from demur.report.figures import save_figure
+from demur.report.drawings import from_predictions, from_values
+from demur.report.figures import Drawing, save_figure
 from demur.report.sections import agreement, better
 from demur.report.verdicts import claims_document
 from demur.study.table import CELLS, RESULTS, Measured, cells_csv, results_csv

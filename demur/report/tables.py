@@ -1,4 +1,4 @@
-"""Tables for people: per cent, best of each column in bold."""
+"""Tables for the terminal, and in Markdown: per cent, the best of each column in bold."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,6 +6,8 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 
+from demur.report.render import rendered
+from demur.study.measuring import per_cent
 from demur.study.records import Record
 from demur.study.run import Row
 
@@ -17,6 +19,20 @@ COLUMNS: dict[str, tuple[Read, Callable[..., float]]] = {
     "mean FPR95": (lambda row, fpr95: row.mean_over_ood(fpr95), min),
 }
 BY_MAX_PROB, BY_NONE_SHARE = "fpr95", "none_share_fpr95"
+NAMES = ("method", "OOD set", "set", "score")  # columns that hold no numbers
+
+
+def grid(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], last: Sequence[str] = ()) -> Table:
+    """For the terminal; `last` stands below a rule."""
+    drawn = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in head:
+        drawn.add_column(column, justify="left" if column in NAMES else "right", no_wrap=column in NAMES[:2])
+    for row in rows:
+        drawn.add_row(*row)
+    if last:
+        drawn.add_section()
+        drawn.add_row(*last)
+    return drawn
 
 
 def on(name: str) -> Read:
@@ -29,27 +45,23 @@ def lines_of(rows: Sequence[Row]) -> list[tuple[Row, str]]:
         (row, fpr95)
         for row in rows
         for fpr95 in (BY_MAX_PROB, BY_NONE_SHARE)
-        if all(fpr95 in figures for figures in row.ood.values())
+        if all(fpr95 in values for values in row.ood.values())
     ]
 
 
 def table(rows: Sequence[Row], title: str) -> Group:
     """Accuracy and ECE inside, FPR95 on every OOD set (inliers positive)."""
     columns = COLUMNS | {name.replace("_", " "): (on(name), min) for name in rows[0].ood}
-    drawn = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    drawn.add_column("method", no_wrap=True)
-    for name in columns:
-        drawn.add_column(name, justify="right")
     lines = lines_of(rows)
     best = {name: choose(read(*line) for line in lines) for name, (read, choose) in columns.items()}
-    for row, fpr95 in lines:
-        cells = []
-        for name, (read, _) in columns.items():
-            text = f"{100 * read(row, fpr95):.1f}"
-            cells.append(f"[bold]{text}[/bold]" if read(row, fpr95) == best[name] and len(rows) > 1 else text)
-        label = row.method + ("*" if row.collapsed else "")
-        drawn.add_row(label if fpr95 == BY_MAX_PROB else "  by none_share", *cells)
-    return Group(drawn, *remarks(rows))
+
+    def cell(name: str, row: Row, fpr95: str) -> str:
+        value = columns[name][0](row, fpr95)
+        return f"[bold]{per_cent(value)}[/bold]" if value == best[name] and len(rows) > 1 else per_cent(value)
+
+    labels = [row.method + "*" * row.collapsed if fpr95 == BY_MAX_PROB else "  by none_share" for row, fpr95 in lines]
+    shown = [[label, *(cell(name, *line) for name in columns)] for label, line in zip(labels, lines, strict=True)]
+    return Group(grid(title, ["method", *columns], shown), *remarks(rows))
 
 
 def sheet(row: Row, title: str, scores: Sequence[str] = ()) -> Group:
@@ -64,17 +76,10 @@ def sheet(row: Row, title: str, scores: Sequence[str] = ()) -> Group:
         "by none_share": BY_NONE_SHARE,
         **{f"by {name}": f"{name}_fpr95" for name in scores},
     }
-    shown = {name: key for name, key in shown.items() if all(key in figures for figures in row.ood.values())}
-    title += "*" if row.collapsed else ""
-    drawn = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    drawn.add_column("OOD set", no_wrap=True)
-    for name in shown:
-        drawn.add_column(name, justify="right")
-    for name, figures in row.ood.items():
-        drawn.add_row(name, *(f"{100 * figures[key]:.1f}" for key in shown.values()))
-    drawn.add_section()
-    means = (f"{100 * row.mean_over_ood(key):.1f}" for key in shown.values())
-    drawn.add_row("mean but far_away", *means)
+    shown = {name: key for name, key in shown.items() if all(key in values for values in row.ood.values())}
+    rows = [[name, *(per_cent(values[key]) for key in shown.values())] for name, values in row.ood.items()]
+    means = ["mean but far_away", *(per_cent(row.mean_over_ood(key)) for key in shown.values())]
+    drawn = grid(title + "*" * row.collapsed, ["OOD set", *shown], rows, means)
     return Group(drawn, f"inliers, as fractions: {inside}", *remarks([row]))
 
 
@@ -98,15 +103,16 @@ def grouped(rows: Sequence[Row]) -> list[list[Row]]:
 
 def markdown(rows: Sequence[Row], records: Sequence[Record]) -> str:
     """Accuracy, ECE, mean FPR95 and seconds, one line a method; a table a task and convention."""
-    seconds = {id(row): record.seconds["fit"] for row, record in zip(rows, records, strict=True)}
-    lines = []
-    for group in grouped(rows):
-        record = records[rows.index(group[0])]
-        where = f"{record.device}, {record.threads} thread{'s' * (record.threads > 1)}"
-        lines += [f"## {group[0].task}, {group[0].convention}: per cent; {where}", "", *remarks(group)]
-        lines += ["| method | seed | accuracy | ECE | mean FPR95 | seconds to fit |", "|---|---|---|---|---|---|"]
-        for row in group:
-            cells = " | ".join(f"{100 * read(row, BY_MAX_PROB):.1f}" for read, _ in COLUMNS.values())
-            lines.append(f"| `{row.method}` | {row.seed} | {cells} | {seconds[id(row)]:.1f} |")
-        lines.append("")
-    return "\n".join(lines)
+    of = {id(row): record for row, record in zip(rows, records, strict=True)}
+    groups = [
+        {
+            "remarks": remarks(group),
+            "first": (group[0], of[id(group[0])]),
+            "rows": [
+                (row, [per_cent(read(row, BY_MAX_PROB)) for read, _ in COLUMNS.values()], of[id(row)].seconds["fit"])
+                for row in group
+            ],
+        }
+        for group in grouped(rows)
+    ]
+    return rendered("study.md", groups=groups)

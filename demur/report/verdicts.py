@@ -1,19 +1,19 @@
 """claims.md: the verdict on every claim, in both conventions and by the paper's own figures, and what it rests on."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from demur.paper.claims import CLAIMS, NO, PART, UNCLEAR, YES, Case, Claim, joint, so_far
-from demur.paper.grid import CONVENTIONS, STUDIES, commands
-from demur.paper.views import NOISE, View, matched, ours, printed
+from demur.paper.claims import CLAIMS
+from demur.paper.comparing import Case, joint
+from demur.paper.grid import CONVENTIONS
+from demur.paper.verdicts import WAITING, Tested, examine, waiting
+from demur.paper.views import NOISE, matched, ours, printed
 from demur.report.render import rendered
 from demur.study.grid import Cell
 from demur.study.table import Measured
 
-VERDICTS = {YES: "holds", PART: "holds in part", NO: "does not hold", UNCLEAR: "undecided"}
-WAITING = "waiting"
 COLUMNS = (*CONVENTIONS, "printed")
 SETUP = {  # by what was trained or tested with
     "tiny_imagenet32": "images have 40,000 photographs as training outliers (tiny_imagenet32), not 1.28 million",
@@ -21,52 +21,6 @@ SETUP = {  # by what was trained or tested with
     "wikitext2": "text has what is at hand of WikiText-2 as training outliers, and at most 10,000 inputs a test set",
     "shift": "corrupted images are generated, from 2,000 of the test set",
 }
-
-
-@dataclass(frozen=True)
-class Tested:
-    """A claim in one view."""
-
-    seeds: Mapping[str, int]  # by task, where there are any
-    tasks: int  # that the claim is about
-    cases: tuple[Case, ...]
-    trained_here: bool = True
-
-    @property
-    def verdict(self) -> str:
-        outcomes = [outcome for case in self.cases for outcome in case.outcomes]
-        if not outcomes:
-            return WAITING
-        unclear = outcomes.count(UNCLEAR)
-        said = [f"{outcomes.count(YES)} of {len(outcomes)} tests" + f", {unclear} unclear" * bool(unclear)]
-        said *= len({*outcomes}) > 1
-        said += [f"tested on {len(self.seeds)} of {self.tasks} tasks"] * (len(self.seeds) < self.tasks)
-        return VERDICTS[joint(outcomes)] + f" ({', '.join(said)})" * bool(said)
-
-    @property
-    def marked(self) -> str:
-        """With a mark where the luck of training one network may decide."""
-        return self.verdict + "†" * (self.trained_here and self.verdict != WAITING and 1 in self.seeds.values())
-
-    @property
-    def with_seeds(self) -> str:
-        """And how many seeds there are, and of which tasks if not of all."""
-        if not self.trained_here or self.verdict == WAITING:
-            return self.marked
-        counts = {*self.seeds.values()}
-        if len(counts) > 1:
-            return f"{self.marked}, seeds: {', '.join(f'{task} {count}' for task, count in self.seeds.items())}"
-        return f"{self.marked}, {min(counts)} seed{'s' * (min(counts) > 1)}"
-
-
-def examine(claim: Claim, view: View, trained_here: bool = True) -> Tested:
-    counts: dict[str, int] = {}
-    for cell in claim.cells:
-        if cell.convention == view.convention:
-            counts[cell.task] = min(counts.get(cell.task, view.seeds(cell)), view.seeds(cell))
-    seeds = {task: count for task, count in counts.items() if count}
-    unfinished = (case for task in counts if task not in seeds for case in so_far(claim, view, task))
-    return Tested(seeds, len(counts), (*claim.cases(view, tuple(seeds)), *unfinished), trained_here)
 
 
 def claims_document(cells: Sequence[Measured]) -> str | None:
@@ -127,17 +81,3 @@ def _shown(case: Case | None) -> str:
     if case is None:
         return "–"
     return f"**{joint(case.outcomes)}**: {case.shown}" if case.outcomes else case.shown
-
-
-def waiting(claim: Claim, measured: Sequence[View]) -> list[str]:
-    """What to type for the cells that are not there: whole studies of a task, since methods share networks."""
-    views = {view.convention: view for view in measured}
-    absent = {
-        (need.study, cell.task, cell.convention)
-        for need in claim.needs
-        for cell in need.cells
-        if not views[cell.convention].seeds(cell)
-    }
-    studies = dict.fromkeys(need.study for need in claim.needs)
-    cells = [cell for study in studies for cell in STUDIES[study] if (study, cell.task, cell.convention) in absent]
-    return commands(cells)
