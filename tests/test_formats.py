@@ -3,6 +3,7 @@
 import gzip
 import pickle
 import struct
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -409,3 +410,14 @@ def test_links_to_class_folders_are_followed_and_transparency_shows_white(store:
     assert labels.tolist() == [0, 1]
     assert pixels.shape == (2, 3, 4, 4)
     assert (pixels == 255).all()
+
+
+def test_an_array_whose_header_does_not_end_is_refused(tmp_path):
+    """numpy reads a header by Python's own tokens, whose errors are no ValueErrors."""
+    np.savez(tmp_path / "x.npz", x=np.zeros((4, 8, 8), dtype=np.uint8))
+    with zipfile.ZipFile(tmp_path / "x.npz") as archive:
+        content = archive.read("x.npy")
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("x.npy", content.replace(b"}", b" ", 1))
+    with pytest.raises(ValueError, match=r"x\.npz cannot be read as npz"), formats.reading(tmp_path / "x.npz", "npz"):
+        np.load(tmp_path / "x.npz")["x"]

@@ -19,6 +19,7 @@ import math
 import os
 import pickletools
 import re
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -192,7 +193,7 @@ def reading(path: Path, kind: str) -> Iterator[None]:
         yield
     except (
         *(OSError, EOFError, ValueError, KeyError, IndexError, AttributeError, TypeError, NotImplementedError),
-        *(zlib.error, zipfile.BadZipFile, scipy.io.matlab.MatReadError),
+        *(zlib.error, zipfile.BadZipFile, scipy.io.matlab.MatReadError, tokenize.TokenError),  # numpy tokenizes headers
     ) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
         raise ValueError(f"{path} cannot be read as {kind} ({reason}); is it whole, and what its name says?") from error
