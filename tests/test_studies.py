@@ -199,6 +199,23 @@ def test_other_cells_are_not_touched_by_that(task: str, method: str, convention:
     assert (fit.recipe.clip_norm, fit.inference.tau) == (10.0, 0.1)
 
 
+@pytest.mark.parametrize("task", ["cifar10", "mnist", "sst"])
+def test_outlier_exposure_has_the_weight_of_the_literature_in_both_conventions(task: str):
+    weights = {
+        resolved(task, method, convention).likelihood(10).outside.weight
+        for method in ("map+oe", "la+oe", "vb+oe")
+        for convention in ("published", "corrected")
+    }
+    assert weights == {0.5}
+
+
+def test_published_texts_are_tested_as_unknown_words_and_laplace_shares_the_network_of_map():
+    fit, alone = resolved("trec", "la"), resolved("trec", "map")
+    assert (fit.data.inside, fit.data.outside, fit.data.tested) == ("cased", "lowered", "unknown")
+    assert [folder_name(part) for part in parts_of(fit)] == [folder_name(alone)]
+    assert resolved("trec", "la", "corrected").data.tested is None
+
+
 def test_the_published_prior_of_text_is_tuned_on_the_training_set():
     theirs, ours = (resolve(Cell("sst", "la", convention=c), NOWHERE).inference for c in ("published", "corrected"))
     assert isinstance(theirs, TunedOnTrainingData)

@@ -9,7 +9,7 @@ import torch
 
 from demur.data.store import MissingData, Store
 from demur.networks import gru
-from demur.tasks.text import UNKNOWN, WIDTH, Vocabulary, levelled, pieces, sst, training_and_validation, trec
+from demur.tasks.text import PADDING, UNKNOWN, WIDTH, Vocabulary, levelled, pieces, sst, training_and_validation, trec
 
 REVIEWS = ["A warm film , a good film", "A dull film , a bad film", "Good , good !", "Bad : dull"]
 
@@ -137,6 +137,7 @@ def test_validation_is_the_sets_own_or_held_out_of_training(store: Store) -> Non
 
 def test_tokenizers_may_differ_inside_and_outside(store: Store) -> None:
     task = sst(store, inside="cased", outside="lowered")
+    blank = sst(store, inside="cased", outside="lowered", tested="unknown")
     words = Vocabulary.of(map(str.split, training_and_validation(store, "sst")[0][0])).words
     film, lower_a, upper_a = (words.index(word) for word in ("film", "a", "A"))
     assert (task.training.train.x == upper_a).any()
@@ -144,6 +145,10 @@ def test_tokenizers_may_differ_inside_and_outside(store: Store) -> None:
     assert not (shown == upper_a).any()
     assert (shown == lower_a).any()
     assert (shown == film).any()  # written Film there
+    assert torch.equal(blank.training.outliers.epoch(torch.Generator()), shown)
+    for name, x in blank.testing.ood.items():
+        assert x.unique().tolist() in ([PADDING, UNKNOWN], [UNKNOWN])
+        assert torch.equal(x == PADDING, task.testing.ood[name] == PADDING)  # of the same length
 
 
 def test_padding_does_not_change_the_gru() -> None:

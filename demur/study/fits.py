@@ -4,7 +4,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -18,6 +18,9 @@ from demur.outliers.values import sets_of
 from demur.tasks import Split, Store, Task, shortened
 from demur.tasks import load as load_task
 from demur.training_data import Recipe
+
+# of a field that came later: it is described only where it is not the default, so that folders keep their names
+LATER = {"later": True}
 
 
 class DataSource(Protocol):
@@ -54,6 +57,7 @@ class Data:
     inside: str = "levelled"
     outside: str = "levelled"
     augment: bool = True
+    tested: str | None = field(default=None, metadata=LATER)  # how OOD texts are read, if not as `outside`
 
     @property
     def made_of(self) -> tuple[str, ...]:
@@ -71,6 +75,7 @@ class Data:
             validation=self.validation,
             inside=self.inside,
             outside=self.outside,
+            tested=self.tested,
         )
         return task if self.augment else replace(task, training=replace(task.training, augment=None))
 
@@ -131,7 +136,8 @@ def folder_name(fit: Fit) -> str:
 def describe(value: Any) -> Any:
     """A value as JSON that determines it: dataclasses and functions by name, with all their arguments."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {"is": _name_of(type(value))} | {f.name: describe(getattr(value, f.name)) for f in fields(value)}
+        told = (f for f in fields(value) if not (f.metadata == LATER and getattr(value, f.name) == f.default))
+        return {"is": _name_of(type(value))} | {f.name: describe(getattr(value, f.name)) for f in told}
     if callable(value):
         called = value if isinstance(value, partial) else partial(value)
         defaults = {

@@ -37,20 +37,21 @@ def load(
     validation: Literal["train", "test"] = "train",
     inside: str = "levelled",
     outside: str = "levelled",
+    tested: str | None = None,
 ) -> Task:
     """The task of that name, on the CPU.
 
     `digits` and `blobs` bring their own data, the others are made from a store's. `outliers` names the ones to train
     with, `a+b` a mix in equal parts; None is the paper's choice. `limit` keeps that many training inputs, and of every
     other set at most a sixth as many, for a quick look. `exclude_overlap` leaves out outliers of the task's classes,
-    `validation` says which split of pictures is tuned on, `inside` and `outside` how words are read.
+    `validation` says which split of pictures is tuned on, `inside`, `outside` and `tested` how words are read.
     """
     choose(TASKS, name, "task")
     check_limit(limit)
     if name not in IMAGES and (exclude_overlap or validation != "train"):
         raise ValueError(f"task {name!r} is not made of pictures; leave exclude_overlap and validation out")
-    if name not in TEXTS and (inside, outside) != ("levelled", "levelled"):
-        raise ValueError(f"task {name!r} is not made of texts; leave inside and outside out")
+    if name not in TEXTS and (inside, outside, tested) != ("levelled", "levelled", None):
+        raise ValueError(f"task {name!r} is not made of texts; leave inside, outside and tested out")
     if name in EMBEDDED:
         if outliers is not None:
             raise ValueError(f"task {name!r} brings its own outliers, not {outliers!r}; leave outliers out")
@@ -61,7 +62,8 @@ def load(
         raise ValueError(f"task {name!r} is made from data sets; give the folder that holds them: store=Store(folder)")
     if name in TEXTS:
         named = outliers or OUTLIERS[0]
-        return shortened(TEXTS[name](store, outliers=named, inside=inside, outside=outside, limit=limit), limit)
+        words = {"inside": inside, "outside": outside, "tested": tested}
+        return shortened(TEXTS[name](store, outliers=named, limit=limit, **words), limit)
     task = IMAGES[name](store, outliers=outliers, limit=limit, exclude_overlap=exclude_overlap, validation=validation)
     return shortened(task, limit)
 

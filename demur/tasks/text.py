@@ -53,9 +53,19 @@ def lowered(text: str) -> list[str]:
     return text.lower().split()
 
 
+def unknown(text: str) -> list[str]:
+    """As many unknown words as stand between spaces: what is left of a text whose own vocabulary was never built."""
+    return ["<unk>"] * len(text.split())
+
+
 Labelled = tuple[list[str], Tensor]
 Tokenizer = Callable[[str], list[str]]
-TOKENIZERS: dict[str, Tokenizer] = {"levelled": levelled, "cased": cased, "lowered": lowered}
+TOKENIZERS: dict[str, Tokenizer] = {
+    "levelled": levelled,
+    "cased": cased,
+    "lowered": lowered,
+    "unknown": unknown,
+}
 
 
 @dataclass(frozen=True)
@@ -93,16 +103,19 @@ def text_task(
     outliers: str = "wikitext2",
     inside: str = "levelled",
     outside: str = "levelled",
+    tested: str | None = None,
     limit: int | None = None,
 ) -> Task:
     """A labelled set of the store as a task.
 
     `outliers` are `wikitext2`, `brown`, `shuffled_words` (the training set's words in random order) or a mix, `a+b`.
     `inside` and `outside` name the tokenizers of the labelled sets and of all others; any two but the same let the
-    network go by typography. `limit` keeps that many training sentences. Validation sentences are the set's own, or a
-    tenth of the training set where it has none; they are never the test's.
+    network go by typography; `tested` names that of the OOD test sets, where it is not `outside`. `limit` keeps that
+    many training sentences. Validation sentences are the set's own, or a tenth of the training set where it has none;
+    they are never the test's.
     """
     tokens_in, tokens_out = choose(TOKENIZERS, inside, "tokenizer"), choose(TOKENIZERS, outside, "tokenizer")
+    tokens_ood = tokens_out if tested is None else choose(TOKENIZERS, tested, "tokenizer")
     (train_texts, train_y), (validation_texts, validation_y) = training_and_validation(store, name, limit)
     test_texts, test_y = labelled(store, name, "test")
     sentences = [tokens_in(text) for text in train_texts]
@@ -131,7 +144,7 @@ def text_task(
         ),
         TestData(
             split(test_texts, test_y),
-            {ood: vocabulary.encode(map(tokens_out, texts)) for ood, texts in ood_texts(store).items()},
+            {ood: vocabulary.encode(map(tokens_ood, texts)) for ood, texts in ood_texts(store).items()},
         ),
         trained_with=outliers,
         missing=tuple(ood for ood in OOD if not store.has(ood, "test")),
