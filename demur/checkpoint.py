@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from demur.files import replacing
+from demur.files import read_tensors, replacing
 from demur.provenance import digest
 
 SECONDS_BETWEEN = 2.0  # an epoch that is shorter is not worth a file
@@ -86,9 +86,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
     try:
         if path.is_dir():
             raise ValueError("it is a folder")
-        with safe_open(path, "pt") as file:
-            written = file.metadata()
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
+        written, tensors = read_tensors(path)
         if not written or written.get("digest") != digest((written.get("demur"), tensors)):
             raise ValueError("its content is not what was written")
     except (SafetensorError, ValueError) as error:

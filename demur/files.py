@@ -1,41 +1,47 @@
-"""Files that outlive accidents: written whole or not at all, and by one process at a time."""
+"""Files that outlive accidents: written whole or not at all, by one process at a time, and read into our own memory."""
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 LOCK = ".lock"
 
-if sys.platform == "win32":
+try:
+    import fcntl
+except ImportError:  # Windows, where nobody can wait for a lock
     import msvcrt
 
-    def _take(descriptor: int) -> None:
+    @contextmanager
+    def _alone_with(descriptor: int) -> Iterator[None]:
         while True:
             try:
-                msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+                msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined, unused-ignore]
+                break
             except OSError:
                 time.sleep(0.1)
-            else:
-                return
+        try:
+            yield
+        finally:
+            msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)  # type: ignore[attr-defined, unused-ignore]
 
 else:
-    import fcntl
 
-    def _take(descriptor: int) -> None:
+    @contextmanager
+    def _alone_with(descriptor: int) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Only one process at a time is inside; a lock dies with its process, and the file that is locked stays."""
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / LOCK, "a") as file:
-        _take(file.fileno())
+    with open(folder / LOCK, "ab") as file, _alone_with(file.fileno()):
         yield
 
 
@@ -51,3 +57,10 @@ def replacing(path: Path) -> Iterator[Path]:
         raise OSError(f"cannot write {path}: {error}") from None
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def read_tensors(path: str | Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Metadata and tensors of a safetensors file, copied: as they come, they are the file, and change or go with it."""
+    with safe_open(path, "pt") as file:
+        keys = file.keys()
+        return file.metadata() or {}, {key: file.get_tensor(key).clone() for key in keys}

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from demur.files import read_tensors
 from demur.posterior import Gaussian, Mixture, Point, Posterior, Tuning, check_settings, check_variance
 
 FORMAT = 1
@@ -42,8 +43,7 @@ def save(posterior: Posterior, path: str | Path, about: Mapping[str, str] | None
 def load(path: str | Path, build: Callable[[], nn.Module], device: torch.device | str = "cpu") -> Posterior:
     """Read a posterior back; `build` makes a fresh network of the kind it was fitted with, its head included."""
     header = _header(path)
-    with safe_open(path, "pt") as file:
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
+    _, tensors = read_tensors(path)
     wild = next((key for key, value in tensors.items() if not value.isfinite().all()), None)
     if wild is not None:
         raise ValueError(f"{path} has NaN or infinite weights, in {wild}; fit and save it anew")

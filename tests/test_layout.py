@@ -30,7 +30,7 @@ def level_of(module: str) -> int:
 
 def imports(file: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -65,7 +65,58 @@ def test_the_library_neither_prints_nor_reads_the_environment():
     for file in PACKAGE.rglob("*.py"):
         if file.parent.name in ("cli", "study"):
             continue
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id != "print", file
             assert not (isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")), file
+
+
+def test_text_is_read_and_written_as_utf8_whatever_the_system_prefers():
+    """Windows would take its own code page. Names without a mode, as `Image.open`, are no files of text."""
+    for file in PACKAGE.rglob("*.py"):
+        for call in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if not isinstance(call, ast.Call) or any(given.arg == "encoding" for given in call.keywords):
+                continue
+            name = ast.unparse(call.func).rpartition(".")[2]
+            needed = {"read_text": 1, "write_text": 2}.get(name, 0)
+            assert len(call.args) >= needed, f"{file}, line {call.lineno}: encoding"
+            modes = [given.value for given in call.args if name == "open" and isinstance(given, ast.Constant)]
+            builtin = isinstance(call.func, ast.Name) and name == "open"
+            assert not (builtin or modes) or any("b" in str(mode) for mode in modes), f"{file}, line {call.lineno}"
+            texts = any(given.arg == "text" for given in call.keywords)
+            assert not (texts and name in ("run", "Popen")), f"{file}, line {call.lineno}: encoding"
+
+
+WITHOUT_FCNTL = """
+import builtins, importlib, pkgutil, sys, types
+calls = []
+def locking(descriptor, mode, count):
+    calls.append((mode, count))
+    if calls == [("try", 1)]:
+        raise OSError("somebody else has it")
+msvcrt = types.SimpleNamespace(LK_NBLCK="try", LK_UNLCK="release", locking=locking)
+def imported(name, importer=None, *others, known=builtins.__import__):
+    if (importer or {}).get("__name__", "").startswith("demur."):  # as on Windows
+        if name == "fcntl":
+            raise ImportError(name)
+        if name == "msvcrt":
+            return msvcrt
+    return known(name, importer, *others)
+builtins.__import__ = imported
+import demur
+for module in pkgutil.walk_packages(demur.__path__, "demur."):
+    if module.name != "demur.__main__":
+        importlib.import_module(module.name)
+from pathlib import Path
+from demur.files import locked
+try:
+    with locked(Path(sys.argv[1])):
+        assert calls == [("try", 1)] * 2, calls
+        raise KeyError
+except KeyError:
+    assert calls[2:] == [("release", 1)], calls
+"""
+
+
+def test_without_fcntl_every_module_imports_and_locks_are_taken_and_given_back(tmp_path: Path):
+    subprocess.run([sys.executable, "-W", "ignore", "-c", WITHOUT_FCNTL, str(tmp_path)], check=True)

@@ -102,7 +102,10 @@ def read_model(path: str | Path) -> Iterator[tuple[dict[str, Any], Path]]:
     """What model.json says, and where the posterior lies while the block lasts; every part has been checked."""
     path = Path(path)
     if path.is_dir():
+        before = _bytes_of(path / MANIFEST)
         yield _checked(path, path), path / POSTERIOR
+        if _bytes_of(path / MANIFEST) != before:
+            raise ValueError(f"{path} was replaced by another model while it was read; load it again")
     elif path.is_file():
         with tempfile.TemporaryDirectory() as folder:
             _unzip(path, Path(folder))
@@ -174,6 +177,10 @@ def _read_json(file: Path, longest: int, path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _damaged(path, f"{file.name} is not an object")
     return value
+
+
+def _bytes_of(file: Path) -> bytes | None:
+    return file.read_bytes()[: LONGEST_MANIFEST + 1] if file.is_file() else None
 
 
 def _sha256(file: Path) -> str:

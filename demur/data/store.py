@@ -136,7 +136,7 @@ class Store:
                 checksums[file] = {"sha256": sha256(part), "source": source}
                 os.replace(part, folder / file)
             written.append(folder / f".{CHECKSUMS}.part")
-            written[-1].write_text(json.dumps(checksums, indent=1, sort_keys=True) + "\n")
+            written[-1].write_text(json.dumps(checksums, indent=1, sort_keys=True) + "\n", "utf-8")
             os.replace(written[-1], folder / CHECKSUMS)
         finally:
             for part in written:
@@ -302,7 +302,7 @@ def sha256(path: Path) -> str:
 
 def read_checksums(folder: Path) -> dict[str, dict[str, str]]:
     path = folder / CHECKSUMS
-    return json.loads(path.read_text()) if path.exists() else {}
+    return json.loads(path.read_text("utf-8")) if path.exists() else {}
 
 
 def picture_column(pictures: Iterable[bytes]) -> pa.Array:

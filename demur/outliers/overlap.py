@@ -42,7 +42,7 @@ def read_class_names(folder: Path) -> list[str]:
     file = folder / "classes.json"
     if not file.exists():
         return []
-    content = json.loads(file.read_text())
+    content = json.loads(file.read_text("utf-8"))
     return [content["words"][wnid] for wnid in content["wnids_sorted"]]
 
 
@@ -51,5 +51,5 @@ def read_known_overlap(folder: Path, task: str) -> dict[str, list[str]] | None:
     file = folder / f"{task}_overlap.json"
     if not file.exists():
         return None
-    clear = json.loads(file.read_text())["clear"]
+    clear = json.loads(file.read_text("utf-8"))["clear"]
     return {name: [entry["name"] for entry in entries] for name, entries in clear.items()}

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from demur.files import locked, replacing
+from demur.files import locked, read_tensors, replacing
 from demur.metrics import Prediction
 from demur.provenance import digest
 from demur.study.grid import Cell
@@ -94,7 +94,7 @@ def write_predictions(path: Path, predicted: Predicted) -> str:
 
 def read_predictions(path: Path, names: Iterable[str], written: str | None = None) -> Predicted:
     """The sets of a file; `written` is the digest of its content, where the record has one."""
-    tensors = read_tensors(path)
+    tensors = tensors_in(path)
     if written is not None and digest(tensors) != written:
         raise DamagedCell(path, "it holds other predictions than were written")
     sets = {name: _prediction(tensors, name, path) for name in names}
@@ -114,10 +114,9 @@ def _prediction(tensors: Mapping[str, Tensor], name: str, path: Path) -> Predict
     return Prediction(probs, none, entropy)
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
+def tensors_in(path: Path) -> dict[str, Tensor]:
     try:
-        with safe_open(path, "pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
+        return read_tensors(path)[1]
     except (SafetensorError, OSError) as error:
         raise DamagedCell(path, error) from None
 
@@ -178,7 +177,7 @@ def pack(runs: Path, out: Path) -> list[Path]:
     size = 0
     for name, record in sorted(records.items()):
         try:
-            content = {file: read_tensors(runs / name / file) for file in files_of(record)}
+            content = {file: tensors_in(runs / name / file) for file in files_of(record)}
             check_content(content, record, runs / name)
         except DamagedCell as error:
             leave_out(error)
