@@ -20,13 +20,12 @@ from demur.likelihoods import none_class as none_class
 from demur.likelihoods import outlier_exposure as outlier_exposure
 from demur.likelihoods import plain as plain
 from demur.likelihoods import soft_labels as soft_labels
+from demur.measures import ood_metrics as ood_metrics
 from demur.methods import METHODS as METHODS
 from demur.methods import Method as Method
 from demur.methods import parse_method as parse_method
 from demur.metrics import METRICS as METRICS
-from demur.metrics import SCORES as SCORES
 from demur.metrics import Prediction as Prediction
-from demur.metrics import ood_metrics as ood_metrics
 from demur.networks import gru as gru
 from demur.networks import lenet as lenet
 from demur.networks import mlp as mlp
@@ -38,6 +37,8 @@ from demur.posterior import Posterior as Posterior
 from demur.posterior_file import load as load_posterior
 from demur.posterior_file import save as save_posterior
 from demur.predictive import predict as predict
+from demur.scores import SCORES as SCORES
+from demur.scores import Score as Score
 from demur.tasks import Recipe as Recipe
 from demur.tasks import Split as Split
 from demur.tasks import Store as Store

@@ -1,13 +1,12 @@
-"""Scores and metrics, all computed from Predictions alone.
+"""Predictions, and the metrics that are computed from them alone.
 
-A score is high for outliers. A metric is a fraction. OOD metrics take the inliers as positive, as the paper does; the
-suffix `_out` says that outliers are. With a none class the class probabilities sum to less than one, and nothing here
-renormalises them but `ece_class`, whose purpose that is.
+A metric is a fraction. With a none class the class probabilities sum to less than one, and nothing here renormalises
+them but `ece_class`, whose purpose that is. Scores, which are high for outliers, are in `demur.scores`.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -33,6 +32,11 @@ class Prediction:
     probs: Tensor
     none: Tensor | None
     expected_entropy: Tensor
+    # where a score asks: means over the samples, (N, C) and (N, D), and the logits' variance over them, (N, C)
+    logits: Tensor | None = None
+    features: Tensor | None = None
+    logit_variance: Tensor | None = None
+    scores: Mapping[str, Array] = field(default_factory=dict)  # by name, of those that were computed with these
 
     def __len__(self) -> int:
         return len(self.probs)
@@ -43,7 +47,7 @@ class Prediction:
         )
 
 
-def _double(x: Tensor) -> Array:
+def double(x: Tensor) -> Array:
     return x.numpy(force=True).astype(np.float64)
 
 
@@ -57,89 +61,21 @@ def entropy(probs: Tensor) -> Tensor:
     return -probs.xlogy(probs).sum(-1)
 
 
-# scores ------------------------------------------------------------------------------------------------------------
-
-
-def max_prob_score(prediction: Prediction) -> Array:
-    """Minus the confidence: the largest class probability."""
-    return -confidence(prediction)
-
-
-def none_score(prediction: Prediction) -> Array | None:
-    """The probability of the none class; None where there is no such class."""
-    return None if prediction.none is None else _double(prediction.none)
-
-
-def none_share_score(prediction: Prediction) -> Array | None:
-    """Of the probability of "none" and of the best class, how much is the former's; above one half it is the larger."""
-    if prediction.none is None:
-        return None
-    none, best = _double(prediction.none), _double(prediction.probs).max(1)
-    return none / (none + best)
-
-
-def entropy_score(prediction: Prediction) -> Array:
-    """Entropy of the averaged probabilities."""
-    return _double(entropy(spread(prediction.probs.double(), prediction.none)))
-
-
-def mutual_information_score(prediction: Prediction) -> Array:
-    """What the draws disagree about: entropy of the average minus average entropy."""
-    information = entropy_score(prediction) - _double(prediction.expected_entropy)
-    return np.where(information < 1e-6, 0.0, information)  # a point has none; float32 would rank its rounding errors
-
-
-@dataclass(frozen=True)
-class Score:
-    """A function of predictions that is high for outliers, and how it is printed and drawn.
-
-    Without a none class it may have no value. `bounded` says whether reports bound what is computed with it.
-    """
-
-    title: str
-    of: Callable[[Prediction], Array | None]
-    colour: str = "#666666"
-    bounded: bool = True
-
-    def __call__(self, prediction: Prediction) -> Array | None:
-        return self.of(prediction)
-
-
-USUAL_SCORE = "max_prob"  # whose metrics have no name in front
-SCORES: Mapping[str, Score] = MappingProxyType(
-    {
-        USUAL_SCORE: Score("max. probability", max_prob_score, "#0072b2"),
-        "none": Score("probability of none", none_score, "#009e73"),
-        "none_share": Score("none's share", none_share_score, "#d55e00"),
-        "entropy": Score("entropy", entropy_score, "#e69f00", bounded=False),
-        "mutual_information": Score("mutual information", mutual_information_score, "#999999", bounded=False),
-    }
-)
-
-
-def score_named(name: str) -> Score:
-    """One of `SCORES`, or `mypackage.mymodule:name`: a `Score`, or a function as one has it."""
-    found: Any = choose_or_import(SCORES, name, "score")
-    if not callable(found):
-        raise ValueError(f"score {name!r} is {found!r:.60}, not a function of a Prediction")
-    return found if isinstance(found, Score) else Score(name, found)
-
-
 # metrics of inliers ------------------------------------------------------------------------------------------------
 
 
 def confidence(prediction: Prediction) -> Array:
-    return _double(prediction.probs.amax(1))
+    return double(prediction.probs.amax(1))
 
 
 def right(prediction: Prediction, y: Tensor) -> NDArray[np.bool_]:
     """Whether an input's most probable class, "none" not being one, is its label."""
-    return _double(prediction.probs).argmax(1) == y.numpy(force=True)
+    return double(prediction.probs).argmax(1) == y.numpy(force=True)
 
 
 def right_with_none(prediction: Prediction, y: Tensor) -> NDArray[np.bool_]:
     """Whether its most probable answer is; "none" is an answer, and wrong."""
-    sure_of_class = True if prediction.none is None else confidence(prediction) >= _double(prediction.none)
+    sure_of_class = True if prediction.none is None else confidence(prediction) >= double(prediction.none)
     return right(prediction, y) & sure_of_class
 
 
@@ -155,15 +91,15 @@ def accuracy_with_none(prediction: Prediction, y: Tensor) -> float:
 
 def nll(prediction: Prediction, y: Tensor) -> float:
     """Minus the log-probability of the right class, in nats; probabilities below float32's smallest count as that."""
-    of_label = _double(prediction.probs)[np.arange(len(y)), y.numpy(force=True)]
+    of_label = double(prediction.probs)[np.arange(len(y)), y.numpy(force=True)]
     return float(-np.log(np.maximum(of_label, np.finfo(np.float32).tiny)).mean())
 
 
 def brier(prediction: Prediction, y: Tensor) -> float:
     """Squared distance to the right corner, the none mass counted like any other wrong class."""
-    error = _double(prediction.probs)
+    error = double(prediction.probs)
     error[np.arange(len(y)), y.numpy(force=True)] -= 1
-    return float((error**2).sum(1).mean() + (0 if prediction.none is None else (_double(prediction.none) ** 2).mean()))
+    return float((error**2).sum(1).mean() + (0 if prediction.none is None else (double(prediction.none) ** 2).mean()))
 
 
 def mmc(prediction: Prediction) -> float:
@@ -220,8 +156,8 @@ def ece_class(prediction: Prediction, y: Tensor) -> float:
     """
     if prediction.none is None:
         return ece(prediction, y)
-    inside = _double(prediction.none) < 0.5
-    probs = _double(prediction.probs)[inside]
+    inside = double(prediction.none) < 0.5
+    probs = double(prediction.probs)[inside]
     probs /= probs.sum(1, keepdims=True)
     return float(_calibration_error(probs.max(1), probs.argmax(1) == y.numpy(force=True)[inside])[0])
 
@@ -355,43 +291,3 @@ class Separation:
         threshold = low + (place - math.floor(place)) * (high - low) if 0 < high - low < math.inf else low
         passing = len(self.negative) - np.searchsorted(self.negative, threshold, "left")
         return float(passing / len(self.negative))
-
-
-def ood_metrics(inside: Prediction, outside: Prediction, scores: Mapping[str, Score] = SCORES) -> dict[str, float]:
-    """Every score's figures for one OOD set: `fpr95`, `auroc`, `aupr` and `mmc` of the max-probability score, the other
-    scores' under their names (`none_fpr95`), outliers as positive under the suffix `_out`."""
-    figures = {"mmc": mmc(outside)}
-    for name, score in scores.items():
-        values_in, values_out = score(inside), score(outside)
-        if values_in is None or values_out is None:
-            continue
-        prefix = "" if name == USUAL_SCORE else f"{name}_"
-        inliers_positive = Separation(-values_in, -values_out)
-        outliers_positive = inliers_positive.other_way
-        for metric in ("fpr95", "auroc", "aupr"):
-            figures[prefix + metric] = getattr(inliers_positive, metric)
-            figures[f"{prefix}{metric}_out"] = getattr(outliers_positive, metric)
-        figures[f"{prefix}aupr_published"] = inliers_positive.aupr_published
-    return figures
-
-
-# both --------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Measures:
-    """What is computed of predictions, by name."""
-
-    metrics: Mapping[str, Metric]
-    scores: Mapping[str, Score]
-
-
-STANDARD = Measures(METRICS, SCORES)
-
-
-def measures_with(metrics: Iterable[str] = (), scores: Iterable[str] = ()) -> Measures:
-    """demur's own, and those of one's own, as `mypackage.mymodule:name`."""
-    return Measures(
-        {**METRICS, **{name: metric_named(name) for name in metrics}},
-        {**SCORES, **{name: score_named(name) for name in scores}},
-    )

@@ -1,56 +1,168 @@
 """The only Monte-Carlo average."""
 
-import torch
-from torch import Tensor
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
+import torch
+from torch import Tensor, nn
+
+from demur.feature_scores import Fitted, Training
 from demur.likelihoods import Likelihood
 from demur.metrics import Prediction, entropy, spread
 from demur.networks import mixed_precision, own_input
 from demur.posterior import Posterior
+from demur.scores import Score
+from demur.streams import generator_for
+from demur.training_data import Split
 
 BLOCK = 8192  # inputs whose sums, and trunk's outputs, are held at a time
+LEARNT_FROM = 50_000  # training inputs, at most, that a score learns from
 
 
 @torch.inference_mode()
-def predict(posterior: Posterior, likelihood: Likelihood, x: Tensor, batch_size: int | None = None) -> Prediction:
-    """Class probabilities averaged over the posterior; (N, ...) to (N, K)."""
+def predict(
+    posterior: Posterior,
+    likelihood: Likelihood,
+    x: Tensor,
+    batch_size: int | None = None,
+    *,
+    parts: Collection[str] = (),
+) -> Prediction:
+    """Class probabilities averaged over the posterior; (N, ...) to (N, K).
+
+    `parts` names what else of the prediction is to be filled: `logits`, `features`, `logit_variance`.
+    """
     if len(x) == 0:
         raise ValueError("x is empty; predict needs at least one input")
+    if "features" in parts:
+        for _, component in posterior.components():
+            check_head(component.network)
     # a CPU is fastest while what passes between layers stays in its cache
     values, most = (2**24, 4096) if x.is_cuda else (2**17, 1024)
     batch_size = batch_size or min(most, max(64, values // x[0].numel()))
-    blocks = [_predict_block(posterior, likelihood, block, batch_size) for block in x.split(BLOCK)]
-    probs, none, expected_entropy = zip(*blocks, strict=True)
+    blocks = [_predict_block(posterior, likelihood, block, batch_size, parts) for block in x.split(BLOCK)]
+    found = {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
     return Prediction(
-        torch.cat(probs), torch.cat(none) if likelihood.has_none_class else None, torch.cat(expected_entropy)
+        found["probs"],
+        found["none"] if likelihood.has_none_class else None,
+        found["expected_entropy"],
+        logits=found.get("logits"),
+        features=found.get("features"),
+        logit_variance=found.get("logit_variance"),
     )
 
 
 def _predict_block(
-    posterior: Posterior, likelihood: Likelihood, x: Tensor, batch_size: int
-) -> tuple[Tensor, Tensor, Tensor]:
+    posterior: Posterior, likelihood: Likelihood, x: Tensor, batch_size: int, parts: Collection[str]
+) -> dict[str, Tensor]:
     probs = torch.zeros(len(x), likelihood.num_classes, dtype=torch.float64, device=x.device)
     none, expected_entropy = torch.zeros_like(probs[:, 0]), torch.zeros_like(probs[:, 0])
+    mean = torch.zeros(len(x), likelihood.num_outputs, dtype=torch.float64, device=x.device)
+    square, features = torch.zeros_like(mean), list[Tensor]()
     batches = [slice(start, start + batch_size) for start in range(0, len(x), batch_size)]
     for share, component in posterior.components():
         if component.network.training:
             raise ValueError(
                 "the posterior's network is in training mode; call .eval(), or batch norm and dropout act up"
             )
-        # what all draws share is kept; inputs, which are larger, are made ready anew
+        # what all samples share is kept; inputs, which are larger, are made ready anew
         with mixed_precision(component.network, x.device):
             shared = {b.start: component.trunk(own_input(x[b])) for b in batches} if component.over_head else {}
         weight = share / component.num_draws
+        own = dict[int, Tensor]()  # features, summed over the component's samples
         for network in component.networks():
             for rows in batches:
                 if component.over_head:
                     logits = network(shared[rows.start])
                 else:
                     with mixed_precision(component.network, x.device):
-                        logits = network(own_input(x[rows]))
-                in_class, in_none = likelihood.probs(logits.float().reshape(-1, *logits.shape[-2:]))
+                        if "features" in parts:
+                            given = network.features(own_input(x[rows]))  # type: ignore[attr-defined]
+                            logits = network.head(given.float())  # type: ignore[attr-defined]
+                            own[rows.start] = own.get(rows.start, 0) + given.double()
+                        else:
+                            logits = network(own_input(x[rows]))
+                logits = logits.float().reshape(-1, *logits.shape[-2:])
+                in_class, in_none = likelihood.probs(logits)
                 probs[rows] += weight * in_class.sum(0, dtype=torch.float64)
                 expected_entropy[rows] += weight * entropy(spread(in_class, in_none)).sum(0, dtype=torch.float64)
                 if in_none is not None:
                     none[rows] += weight * in_none.sum(0, dtype=torch.float64)
-    return probs.float().cpu(), none.float().cpu(), expected_entropy.float().cpu()
+                if parts:
+                    mean[rows] += weight * logits.sum(0, dtype=torch.float64)
+                    square[rows] += weight * logits.double().square().sum(0)
+        if "features" in parts:
+            total = torch.cat([shared[b.start].double() if component.over_head else own[b.start] for b in batches])
+            features.append(total / (1 if component.over_head else component.num_draws))
+    found = {"probs": probs, "none": none, "expected_entropy": expected_entropy}
+    if "logits" in parts:
+        found["logits"] = mean
+    if "logit_variance" in parts:
+        found["logit_variance"] = (square - mean.square()).clamp_min(0)
+    if features:
+        found["features"] = torch.cat(features, 1)
+    return {name: value.float().cpu() for name, value in found.items()}
+
+
+def predict_scored(
+    posterior: Posterior,
+    likelihood: Likelihood,
+    x: Tensor,
+    scores: Iterable[Score],
+    fitted: Mapping[str, Fitted],
+) -> Prediction:
+    """A prediction with the values of those scores that need more than probabilities; what they needed is let go."""
+    more = [score for score in scores if score.needs or score.fit is not None]
+    parts = {part for score in more for part in score.needs}
+    made = predict(posterior, likelihood, x, parts=parts)
+    values = {score.name: score(made, fitted.get(score.name)) for score in more}
+    return replace(
+        made,
+        logits=None,
+        features=None,
+        logit_variance=None,
+        scores={name: value for name, value in values.items() if value is not None},
+    )
+
+
+def fit_scores(
+    scores: Iterable[Score], posterior: Posterior, likelihood: Likelihood, train: Split
+) -> dict[str, dict[str, Tensor]]:
+    """What those scores that learn from training inputs have learnt, by name: plain tensors, on the CPU.
+
+    They see the inputs as they are, not augmented, and at most 50,000 of them.
+    """
+    learning = {score.name: score.fit for score in scores if score.fit is not None}
+    if not learning:
+        return {}
+    some = torch.randperm(len(train), generator=generator_for("learnt from"))[:LEARNT_FROM].sort().values
+    some = some.to(train.x.device)
+    made = predict(posterior, likelihood, train.x[some], parts=("logits", "features"))
+    assert made.logits is not None
+    assert made.features is not None
+    weight, bias = _heads(posterior)
+    classes = likelihood.num_classes
+    training = Training(
+        made.features, made.logits[:, :classes], train.y[some].cpu(), weight[:classes].cpu(), bias[:classes].cpu()
+    )
+    return {name: {key: value.contiguous() for key, value in fit(training).items()} for name, fit in learning.items()}
+
+
+def _heads(posterior: Posterior) -> tuple[Tensor, Tensor]:
+    """Of all networks side by side, each times its share of the probability."""
+    weights, biases = [], []
+    for share, component in posterior.components():
+        head = component.network.get_submodule("head")
+        assert isinstance(head, nn.Linear)
+        weights.append(share * head.weight.detach())
+        biases.append(share * (head.weight.new_zeros(len(head.weight)) if head.bias is None else head.bias.detach()))
+    return torch.cat(weights, 1), torch.stack(biases).sum(0)
+
+
+def check_head(network: nn.Module) -> None:
+    """Refuse a network whose features cannot be told apart."""
+    if not (isinstance(getattr(network, "head", None), nn.Linear) and callable(getattr(network, "features", None))):
+        raise ValueError(
+            f"the network ({type(network).__name__}) has no .features and .head (nn.Linear) with forward = "
+            "head(features(x)); a score of features needs them"
+        )

@@ -18,7 +18,8 @@ from torch import nn
 
 from demur.inference import MAP
 from demur.likelihoods import none_class
-from demur.metrics import accuracy, ood_metrics
+from demur.measures import ood_metrics
+from demur.metrics import accuracy
 from demur.paper.grid import setting
 from demur.predictive import predict
 from demur.study.run import FAR_AWAY

@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from demur.metrics import METRICS, ood_metrics
+from demur.measures import ood_metrics
+from demur.metrics import METRICS
 from demur.networks import Network
 from demur.paper.conventions import resolve
 from demur.paper.grid import CONVENTIONS, SETTINGS, WIDE_RESNET, Cell

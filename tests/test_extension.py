@@ -12,10 +12,12 @@ import torch
 
 import demur
 from demur.classifier.export import export_onnx
+from demur.measures import measures_with, ood_metrics
 from demur.methods import METHODS, method_rank, parse_method, split_method
-from demur.metrics import METRICS, SCORES, Metric, Score, measures_with, metric_named, ood_metrics, score_named
+from demur.metrics import METRICS, Metric, metric_named
 from demur.names import choose, choose_or_import
 from demur.predictive import predict
+from demur.scores import MEASURED, Score, score_named
 from tests.conftest import make_task
 from tests.test_cli import demur_command
 
@@ -28,7 +30,8 @@ from functools import partial
 import numpy as np
 
 import demur
-from demur.metrics import Metric, Score
+from demur.metrics import Metric
+from demur.scores import Score
 from demur.study import study
 from tests.conftest import make_task
 
@@ -54,7 +57,23 @@ def least(prediction):
     return prediction.probs.amin(1).double().numpy()
 
 
-runner_up = Score("runner-up", lambda prediction: prediction.probs.topk(2).values[:, 1].double().numpy(), bounded=False)
+runner_up = Score(
+    "runner_up",
+    "runner-up",
+    lambda prediction, fitted: prediction.probs.topk(2).values[:, 1].double().numpy(),
+    bounded=False,
+)
+
+
+def learn_mean(training):
+    return {"mean": training.features.mean(0)}
+
+
+def distance(prediction, fitted):
+    return (prediction.features - fitted["mean"]).norm(dim=1).double().numpy()
+
+
+from_mean = Score("from_mean", "distance from the mean", distance, needs=("features",), fit=learn_mean)
 
 
 def second(prediction, y):
@@ -108,7 +127,7 @@ def test_a_method_is_parsed_fitted_and_predicted_with(name: str):
 def test_scores_and_metrics_are_taken_as_records_or_as_functions():
     own = measures_with(["mine:second", "mine:top_two"], ["mine:least", "mine:runner_up"])
     assert list(own.metrics) == [*METRICS, "mine:second", "mine:top_two"]
-    assert list(own.scores) == [*SCORES, "mine:least", "mine:runner_up"]
+    assert list(own.scores) == [*MEASURED, "mine:least", "mine:runner_up"]
     assert isinstance(own.metrics["mine:second"], Metric)
     assert isinstance(own.scores["mine:least"], Score)
     assert own.metrics["mine:top_two"].title == "top two"

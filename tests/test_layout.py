@@ -10,8 +10,9 @@ import demur
 PACKAGE = Path(demur.__file__).parent
 LEVELS = (
     ("names", "streams", "files", "provenance"),
-    ("checkpoint", "likelihoods", "networks", "posterior", "metrics", "graphs", "training_data"),
-    ("training", "predictive", "posterior_file", "bootstrap"),
+    ("checkpoint", "likelihoods", "networks", "posterior", "metrics", "feature_scores", "graphs", "training_data"),
+    ("scores",),
+    ("training", "predictive", "posterior_file", "bootstrap", "measures"),
     ("inference", "data", "outliers"),
     ("methods", "tasks"),
     ("audit",),

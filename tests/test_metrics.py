@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from scipy.stats import entropy as scipys_entropy
 from sklearn.metrics import auc, average_precision_score, log_loss, precision_recall_curve, roc_auc_score
 
+from demur.measures import ood_metrics
 from demur.metrics import (
     METRICS,
-    SCORES,
     Prediction,
     Separation,
     accuracy,
@@ -22,15 +22,17 @@ from demur.metrics import (
     ece,
     ece_class,
     ece_published,
-    entropy_score,
-    max_prob_score,
     metric_named,
     mmc,
-    mutual_information_score,
     nll,
+)
+from demur.scores import (
+    MEASURED,
+    entropy_score,
+    max_prob_score,
+    mutual_information_score,
     none_score,
     none_share_score,
-    ood_metrics,
     score_named,
 )
 
@@ -92,7 +94,7 @@ def test_ood_figures_of_every_score_are_scikit_learns():
     )
     figures = ood_metrics(inside, outside)
     truth = np.array([1] * 40 + [0] * 30)
-    for name, score in SCORES.items():
+    for name, score in MEASURED.items():
         values, prefix = np.concatenate([score(inside), score(outside)]), "" if name == "max_prob" else f"{name}_"
         precision, recall, _ = precision_recall_curve(truth, -values)
         expected = {

@@ -20,7 +20,7 @@ from scipy import stats
 from torch import Tensor
 
 from demur.bootstrap import AGAINST, against, counts, interval, over_seeds
-from demur.metrics import METRICS, Prediction, Separation, accuracy, ece, ece_published, max_prob_score, mmc
+from demur.metrics import METRICS, Prediction, Separation, accuracy, ece, ece_published, mmc
 from demur.paper.further import PRINTED, VALIDATION, shifted
 from demur.paper.grid import STUDIES, Cell
 from demur.paper.measuring import BOUNDED, averaged, values_of
@@ -41,6 +41,7 @@ from demur.report.compare import ReportTable, tables
 from demur.report.figures import WIDTH, draw_noise_confidence, draw_shift, kept
 from demur.report.marks import Code, Strong, as_html, as_markdown
 from demur.report.page import write_report
+from demur.scores import max_prob_score
 from demur.study.measuring import TEST, Value, resampled
 from demur.study.records import Record
 from demur.study.results import Predicted, Result, write_further, write_result

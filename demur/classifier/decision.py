@@ -27,8 +27,9 @@ import torch
 from numpy.typing import NDArray
 
 from demur.likelihoods import Likelihood
-from demur.metrics import SCORES, Array, Prediction, score_named
+from demur.metrics import Array, Prediction
 from demur.names import choose
+from demur.scores import SCORES, score_named
 
 UNSURE, UNKNOWN = "unsure", "unknown"
 INVALID = "invalid"  # what a command answers on an input that cannot be read

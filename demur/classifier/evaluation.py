@@ -14,8 +14,9 @@ from torch import Tensor
 from demur.classifier.decision import Decision, class_probs
 from demur.classifier.estimator import Classifier
 from demur.classifier.readers import Inputs, listed
-from demur.metrics import METRICS, SCORES, Array, Prediction, Separation, right
+from demur.metrics import METRICS, Array, Prediction, Separation, right
 from demur.predictive import predict
+from demur.scores import MEASURED
 
 SHOWN = ("accuracy", "ece", "brier", "nll")
 AGAINST = ("fpr95", "auroc", "aupr")
@@ -85,8 +86,8 @@ class Evaluation:
 
     def scored(self, outside: Prediction) -> Iterator[tuple[str, Array, Array]]:
         """Every score that the model has, on inliers and on these; first the one that is refused by."""
-        for name in sorted(SCORES, key=lambda name: name != self.decision.score):
-            values, others = SCORES[name](self.inside), SCORES[name](outside)
+        for name in sorted(MEASURED, key=lambda name: name != self.decision.score):
+            values, others = MEASURED[name](self.inside), MEASURED[name](outside)
             if values is not None and others is not None:
                 yield name, values, others
 

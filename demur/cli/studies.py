@@ -65,8 +65,8 @@ def run(
     check_file(json_file, overwrite, mark=RUN, reads=[load] if load else [])
     check_file(save, overwrite, reads=[load] if load else [])
 
+    from demur.measures import measures_with
     from demur.methods import parse_method
-    from demur.metrics import measures_with
     from demur.report.tables import sheet
     from demur.study.run import run as run_method
 

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator
 from itertools import combinations
 
 from demur.bootstrap import counts
-from demur.metrics import METRICS, STANDARD, Measures, ood_metrics
+from demur.measures import STANDARD, Measures, ood_metrics
+from demur.metrics import METRICS
 from demur.paper.further import PRINTED, VALIDATION, shifted
 from demur.paper.published import LEFT_OUT, OOD_SETS, SHIFT_SETS, mean_but
 from demur.study.measuring import Place, Value, Values, bounded, mean_of, measure, resampled, rounded, seen

@@ -9,7 +9,7 @@ from rich.console import Group
 
 from demur.classifier.decision import score_of
 from demur.classifier.evaluation import INLIERS, Evaluation, as_csv, shortfall
-from demur.metrics import METRICS, SCORES, Array, confidence
+from demur.metrics import METRICS, Array, confidence
 from demur.report.figures import (
     INSIDE,
     OUTSIDE,
@@ -23,6 +23,7 @@ from demur.report.figures import (
 from demur.report.page import saved
 from demur.report.render import rendered
 from demur.report.tables import grid
+from demur.scores import SCORES
 from demur.study.measuring import per_cent
 
 Lines = tuple[Sequence[str], list[Sequence[str]]]  # a table's head and its rows

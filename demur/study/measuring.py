@@ -7,8 +7,10 @@ import numpy as np
 from torch import Tensor
 
 from demur.bootstrap import AGAINST, against, counts, interval
-from demur.metrics import METRICS, STANDARD, USUAL_SCORE, Array, Counts, Measures, Prediction, Separation, ood_metrics
+from demur.measures import STANDARD, Measures, ood_metrics
+from demur.metrics import METRICS, Array, Counts, Prediction, Separation
 from demur.outliers.values import sets_of
+from demur.scores import USUAL_SCORE
 from demur.study.results import Result
 
 TEST = "test"  # what a value is of: this, an OOD set, or a mean

@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from demur.measures import STANDARD, Measures, ood_metrics
 from demur.methods import Method
-from demur.metrics import STANDARD, Measures, Prediction, ood_metrics
+from demur.metrics import Prediction
 from demur.outliers.values import sets_of
 from demur.posterior_file import load, read_about, save
 from demur.predictive import predict

@@ -19,7 +19,7 @@ import pandas as pd
 import torch
 from threadpoolctl import threadpool_limits
 
-from demur.metrics import Measures, measures_with
+from demur.measures import Measures, measures_with
 from demur.study.grid import Cell
 from demur.study.measuring import TEST, Value, Values
 from demur.study.records import KINDS, RECORD, DamagedCell, Record, join_further, leave_out, record_from

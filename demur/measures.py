@@ -1,0 +1,47 @@
+"""What is computed of predictions: metrics of inliers, and every score's metrics of inliers against outliers.
+
+OOD metrics take the inliers as positive, as the paper does; the suffix `_out` says that outliers are.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from demur.metrics import METRICS, Metric, Prediction, Separation, metric_named, mmc
+from demur.scores import MEASURED, USUAL_SCORE, Score, score_named
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What is computed, by name."""
+
+    metrics: Mapping[str, Metric]
+    scores: Mapping[str, Score]
+
+
+STANDARD = Measures(METRICS, MEASURED)
+
+
+def measures_with(metrics: Iterable[str] = (), scores: Iterable[str] = ()) -> Measures:
+    """What every result has, and more by name: others of `SCORES`, or of one's own, as `mypackage.mymodule:name`."""
+    return Measures(
+        {**METRICS, **{name: metric_named(name) for name in metrics}},
+        {**MEASURED, **{name: score_named(name) for name in scores}},
+    )
+
+
+def ood_metrics(inside: Prediction, outside: Prediction, scores: Mapping[str, Score] = MEASURED) -> dict[str, float]:
+    """Every score's figures for one OOD set: `fpr95`, `auroc`, `aupr` and `mmc` of the max-probability score, the other
+    scores' under their names (`none_fpr95`), outliers as positive under the suffix `_out`."""
+    figures = {"mmc": mmc(outside)}
+    for name, score in scores.items():
+        values_in, values_out = score(inside), score(outside)
+        if values_in is None or values_out is None:
+            continue
+        prefix = "" if name == USUAL_SCORE else f"{name}_"
+        inliers_positive = Separation(-values_in, -values_out)
+        outliers_positive = inliers_positive.other_way
+        for metric in ("fpr95", "auroc", "aupr"):
+            figures[prefix + metric] = getattr(inliers_positive, metric)
+            figures[f"{prefix}{metric}_out"] = getattr(outliers_positive, metric)
+        figures[f"{prefix}aupr_published"] = inliers_positive.aupr_published
+    return figures
