@@ -85,7 +85,7 @@ def read_csv(path: Path, taken: tuple[str, ...] | None) -> Read:
     names, wrong, found, labels = [], set(), [], []
     for number, one in enumerate(filter(None, lines), 1):
         names.append(str(number))
-        (cells,) = csv.reader([one.decode("utf-8", "replace")], delimiter=delimiter, strict=True)
+        (cells,) = csv.reader([one.decode("utf-8", "replace")], delimiter=delimiter)
         by_name = dict(zip(columns, cells, strict=False))
         row = [as_number(by_name.get(name, "")) for name in taken]
         if len(cells) == len(columns) and np.isfinite(row).all():

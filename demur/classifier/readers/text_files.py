@@ -108,6 +108,9 @@ def open_csv(stream: io.BufferedReader, asked: Asked) -> Inputs:
         y = part[label].to_pylist() if labelled else None
         if y is not None and "" in y:
             raise ValueError(f"{path} has no label in row {names[y.index('')]}; fill it in, or remove the row")
+        if broken := [number for number, name in zip(names, y or (), strict=False) if "\n" in name or "\r" in name]:
+            # a quote that is not closed would hide the rows up to the next
+            raise ValueError(f"{path} has a label of several lines in row {broken[0]}; is a quote not closed?")
         if texts:
             found = [decoded(value) for value in part["text"].to_pylist()]
             reason = f"{path} has a text that is not UTF-8, in row {{}}; convert it"
