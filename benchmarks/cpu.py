@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import demur
 from benchmarks.frame import Conditions, Contestant, Reading, Row, Skipped, Target, timed
-from benchmarks.problems import COLOUR, GREY, NUM_CLASSES, pictures, random_task
+from benchmarks.problems import COLOUR, GREY, NUM_CLASSES, images, random_task
 from demur.likelihoods import none_class
 from demur.metrics import Separation
 from demur.networks import as_input, lenet, wide_resnet
@@ -56,7 +56,7 @@ def as_usual(model: nn.Module) -> nn.Module:
 
 
 class Transformed(Dataset):
-    """Pictures as PIL transforms make them ready, one at a time: half of them cropped after padding, then a tensor."""
+    """Images as PIL transforms make them ready, one at a time: half of them cropped after padding, then a tensor."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         self.images = [Image.fromarray(one.permute(1, 2, 0).squeeze(2).numpy()) for one in x]
@@ -104,7 +104,7 @@ def lenet_training(conditions: Conditions, stack: ExitStack) -> dict[str, Contes
     task, likelihood = random_task(steps * batch, GREY), none_class(NUM_CLASSES)
     ours = train(fresh("lenet"), likelihood, task.training, Recipe(epochs=EVER, batch_size=batch))
 
-    outliers = pictures(steps * batch, COLOUR)
+    outliers = images(steps * batch, COLOUR)
     loaders = [
         DataLoader(Transformed(x, y), batch, shuffle=True)
         for x, y in (
@@ -206,7 +206,7 @@ def importing(conditions: Conditions, stack: ExitStack) -> dict[str, Contestant]
 def fisher(
     network: str, ours: str, backends: tuple[str, ...], count: int, conditions: Conditions, stack: ExitStack
 ) -> dict[str, Contestant]:
-    """Ours and back ends of laplace-torch on the same pictures, each in its own process."""
+    """Ours and back ends of laplace-torch on the same images, each in its own process."""
     python = conditions.laplace_python
     if python is None and subprocess.run([sys.executable, "-c", "import laplace"], capture_output=True).returncode:
         raise Skipped(
@@ -246,29 +246,29 @@ def worker(stack: ExitStack, python: str, network: str, contestant: str, count: 
 # prediction --------------------------------------------------------------------------------------------------------
 
 
-def gaussian(model: nn.Module, num_draws: int, over_head: bool = False) -> Gaussian:
+def gaussian(model: nn.Module, num_samples: int, over_head: bool = False) -> Gaussian:
     chosen = {n: torch.full_like(p, 1e-4) for n, p in model.named_parameters() if not over_head or n.startswith("head")}
-    return Gaussian(model.eval(), chosen, num_draws, over_head=over_head)
+    return Gaussian(model.eval(), chosen, num_samples, over_head=over_head)
 
 
 @torch.no_grad()
 def functional_loop(posterior: Gaussian, x: Tensor) -> Tensor:
     """What one writes with torch.func."""
     total = torch.zeros(len(x), NUM_CLASSES + 1, device=x.device)
-    for draw in range(posterior.num_draws):
-        sample = posterior.sample(draw)
+    for sample in range(posterior.num_samples):
+        parameters = posterior.parameters_at(sample)
         for start in range(0, len(x), BATCH):
-            logits = functional_call(posterior.network, sample, (as_input(x[start : start + BATCH]),))
-            total[start : start + BATCH] += logits.softmax(1) / posterior.num_draws
+            logits = functional_call(posterior.network, parameters, (as_input(x[start : start + BATCH]),))
+            total[start : start + BATCH] += logits.softmax(1) / posterior.num_samples
     return total[:, :NUM_CLASSES]
 
 
 def prediction(network: str, count: int, conditions: Conditions, stack: ExitStack) -> dict[str, Contestant]:
-    draws, count = (2, 8) if conditions.small else (20, count)
-    x = pictures(count, NETWORKS[network][1])
-    likelihood, posterior = none_class(NUM_CLASSES), gaussian(fresh(network), draws)
-    usual = gaussian(as_usual(fresh(network)), draws)
-    each = partial(timed, units=count * draws)
+    samples, count = (2, 8) if conditions.small else (20, count)
+    x = images(count, NETWORKS[network][1])
+    likelihood, posterior = none_class(NUM_CLASSES), gaussian(fresh(network), samples)
+    usual = gaussian(as_usual(fresh(network)), samples)
+    each = partial(timed, units=count * samples)
     return {
         "demur": lambda: each(lambda: predict(posterior, likelihood, x).probs),
         "functional_call loop": lambda: each(lambda: functional_loop(usual, x)),
@@ -277,9 +277,9 @@ def prediction(network: str, count: int, conditions: Conditions, stack: ExitStac
 
 
 def head_prediction(network: str, count: int, conditions: Conditions, stack: ExitStack) -> dict[str, Contestant]:
-    draws, count = (5, 8) if conditions.small else (200, count)
-    x, likelihood, model = pictures(count, NETWORKS[network][1]), none_class(NUM_CLASSES), fresh(network).eval()
-    posterior = gaussian(model, draws, over_head=True)
+    samples, count = (5, 8) if conditions.small else (200, count)
+    x, likelihood, model = images(count, NETWORKS[network][1]), none_class(NUM_CLASSES), fresh(network).eval()
+    posterior = gaussian(model, samples, over_head=True)
 
     def one_pass() -> None:
         predict(Point(model), likelihood, x)
@@ -288,7 +288,7 @@ def head_prediction(network: str, count: int, conditions: Conditions, stack: Exi
         predict(posterior, likelihood, x)
 
     return {
-        "200 draws of the head": lambda: timed(of_head, units=count),
+        "200 samples of the head": lambda: timed(of_head, units=count),
         "one forward pass": lambda: timed(one_pass, units=count),
     }
 
@@ -324,7 +324,7 @@ ROWS = (
         (Target(4.0, "DataLoader, PIL, eager"),),
         "a step",
     ),
-    Row("start-up", "import, 60,000 pictures and as many outliers, first step of LeNet", start_up, (Target(6.0),)),
+    Row("start-up", "import, 60,000 images and as many outliers, first step of LeNet", start_up, (Target(6.0),)),
     Row("help", "demur --help", help_text, (Target(0.3),)),
     Row("import", "import every public name, beyond torch itself", importing, (Target(2.5),)),
     Row(
@@ -332,56 +332,56 @@ ROWS = (
         "diagonal Fisher of LeNet, one backward pass",
         partial(fisher, "lenet", "demur sampled", ("AsdlEF", "BackPackEF"), 512),
         (Target(2.0, "AsdlEF"), Target(2.0, "BackPackEF"), Target(1.0, "AsdlEF", "memory")),
-        "a picture",
+        "an image",
     ),
     Row(
         "fisher-lenet-exact",
         "diagonal Fisher of LeNet, exact",
         partial(fisher, "lenet", "demur exact", ("AsdlGGN", "BackPackGGN"), 128),
         (),
-        "a picture",
+        "an image",
     ),
     Row(
         "fisher-lenet-default",
-        "the same beside laplace-torch's default back end, of few pictures: it takes 400 MiB for each",
+        "the same beside laplace-torch's default back end, of few images: it takes 400 MiB for each",
         partial(fisher, "lenet", "demur exact", ("CurvlinopsGGN",), 8),
         (Target(20.0, "CurvlinopsGGN"), Target(1.0, "CurvlinopsGGN", "memory")),
-        "a picture",
+        "an image",
     ),
     Row(
         "fisher-wrn",
         "diagonal Fisher of WideResNet-16-4, one backward pass",
         partial(fisher, "wrn", "demur sampled", ("CurvlinopsEF", "AsdlEF"), 128),
         (Target(1.8, "CurvlinopsEF"), Target(1.0, "CurvlinopsEF", "memory")),
-        "a picture",
+        "an image",
     ),
     Row(
         "prediction-lenet",
-        "20 draws of all LeNet's weights, averaged",
+        "20 samples of all LeNet's weights, averaged",
         partial(prediction, "lenet", 1024),
         (Target(1.5, "functional_call loop"),),
-        "a picture and draw",
+        "an image and sample",
     ),
     Row(
         "prediction-wrn",
-        "20 draws of all of WideResNet-16-4's weights, averaged",
+        "20 samples of all of WideResNet-16-4's weights, averaged",
         partial(prediction, "wrn", 128),
         (Target(1.2, "functional_call loop"),),
-        "a picture and draw",
+        "an image and sample",
     ),
     Row(
         "head-wrn",
-        "200 draws of WideResNet-16-4's head, averaged",
+        "200 samples of WideResNet-16-4's head, averaged",
         partial(head_prediction, "wrn", 512),
         (Target(1 / 1.1, "one forward pass"),),
-        "a picture",
+        "an image",
     ),
     Row(
         "head-lenet",
-        "200 draws of LeNet's head, averaged",
+        "200 samples of LeNet's head, averaged",
         partial(head_prediction, "lenet", 4096),
         (Target(1 / 1.1, "one forward pass"),),
-        "a picture",
+        "an image",
     ),
     Row(
         "two-processes",

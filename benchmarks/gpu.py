@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.cpu import BATCH, EVER, NETWORKS, as_usual, fresh, functional_loop, gaussian
 from benchmarks.fisher_worker import residual_root, residual_signs
 from benchmarks.frame import Conditions, Contestant, Reading, Row, Target, timed
-from benchmarks.problems import NUM_CLASSES, pictures, random_task
+from benchmarks.problems import NUM_CLASSES, images, random_task
 from demur.inference import MAP, Ensemble
 from demur.inference.fisher import diagonal_fisher
 from demur.likelihoods import none_class
@@ -137,7 +137,7 @@ def fisher(network: str, conditions: Conditions, stack: ExitStack) -> dict[str, 
     count, device = 4 if conditions.small else 8192, conditions.device
     few = min(count, 512)  # all at once in vmap
     model = fresh(network).to(device).eval()
-    x = pictures(count, NETWORKS[network][1], device)
+    x = images(count, NETWORKS[network][1], device)
     y = torch.arange(count, device=device) % NUM_CLASSES
 
     def ours(given: int) -> Tensor:
@@ -148,11 +148,11 @@ def fisher(network: str, conditions: Conditions, stack: ExitStack) -> dict[str, 
         ours(count)
 
     asked = demand(lambda: model(as_input(x[:few])).logsumexp(1).sum().backward())
-    per_picture = (asked[0] / few, asked[1] / few)
+    per_image = (asked[0] / few, asked[1] / few)
     same = ours(few).cpu()
     return {
         "demur sampled": lambda: replace(
-            with_shares(timed(all_of_it, device, count), per_picture, conditions), result=same
+            with_shares(timed(all_of_it, device, count), per_image, conditions), result=same
         ),
         "vmap(grad)": lambda: timed(lambda: by_vmap(model, as_input(x[:few]), y[:few]), device, few),
     }
@@ -172,17 +172,17 @@ def by_vmap(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def prediction(network: str, conditions: Conditions, stack: ExitStack) -> dict[str, Contestant]:
-    count, draws = (4, 2) if conditions.small else (10_000, 20)
+    count, samples = (4, 2) if conditions.small else (10_000, 20)
     device, likelihood = conditions.device, none_class(NUM_CLASSES)
-    x = pictures(count, NETWORKS[network][1], device)
-    posterior = gaussian(fresh(network).to(device), draws)
-    usual = gaussian(as_usual(fresh(network)).to(device), draws)
+    x = images(count, NETWORKS[network][1], device)
+    posterior = gaussian(fresh(network).to(device), samples)
+    usual = gaussian(as_usual(fresh(network)).to(device), samples)
     few = min(count, BATCH)
     asked = demand(lambda: posterior.network(as_input(x[:few])))
-    per_picture = (asked[0] / few, asked[1] / few)
-    each = partial(timed, device=device, units=count * draws)
+    per_image = (asked[0] / few, asked[1] / few)
+    each = partial(timed, device=device, units=count * samples)
     return {
-        "demur": lambda: with_shares(each(lambda: predict(posterior, likelihood, x).probs), per_picture, conditions),
+        "demur": lambda: with_shares(each(lambda: predict(posterior, likelihood, x).probs), per_image, conditions),
         "functional_call loop, float32": lambda: each(lambda: functional_loop(usual, x)),
     }
 
@@ -210,7 +210,7 @@ def five_lenets(conditions: Conditions, stack: ExitStack) -> dict[str, Contestan
 
 def smooth_noise(conditions: Conditions, stack: ExitStack) -> dict[str, Contestant]:
     batches = 1 if conditions.small else 64
-    x = pictures(batches * BATCH, NETWORKS["lenet"][1], conditions.device)
+    x = images(batches * BATCH, NETWORKS["lenet"][1], conditions.device)
     generator = torch.Generator(conditions.device).manual_seed(0)
 
     def make() -> None:
@@ -265,15 +265,15 @@ ROWS = (
         "diagonal Fisher of WideResNet-16-4, one backward pass",
         partial(fisher, "wrn"),
         (Target(60e-6),),
-        "a picture",
+        "an image",
         "cuda",
     ),
     Row(
         "gpu-prediction",
-        "20 draws of all of WideResNet-16-4's weights, averaged",
+        "20 samples of all of WideResNet-16-4's weights, averaged",
         partial(prediction, "wrn"),
         (Target(3e-6),),
-        "a picture and draw",
+        "an image and sample",
         "cuda",
     ),
     Row(

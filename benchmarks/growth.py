@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from benchmarks.frame import peak_memory
-from benchmarks.problems import GREY, pictures, random_task
+from benchmarks.problems import GREY, images, random_task
 from demur.inference import Laplace
 from demur.likelihoods import none_class
 from demur.networks import lenet
@@ -92,8 +92,8 @@ def cost(size: Size) -> tuple[float, float]:
 
 def work(size: Size) -> None:
     task = random_task(size.training_points, GREY, classes=size.classes)
-    data = replace(task.training, outliers=Fixed(pictures(size.outliers, GREY)))
-    likelihood, method = none_class(size.classes), Laplace(prior_precision=1.0, num_draws=size.samples)
+    data = replace(task.training, outliers=Fixed(images(size.outliers, GREY)))
+    likelihood, method = none_class(size.classes), Laplace(prior_precision=1.0, num_samples=size.samples)
     posterior = method.fit(partial(lenet, hidden=size.hidden), likelihood, data, Recipe(epochs=1, batch_size=64))
     predict(posterior, likelihood, task.testing.test.x)
 

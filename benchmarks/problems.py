@@ -1,4 +1,4 @@
-"""Data to measure with: random pictures of the paper's shapes, varied in training as its own are."""
+"""Data to measure with: random images of the paper's shapes, varied in training as its own are."""
 
 import torch
 
@@ -11,15 +11,15 @@ GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 NUM_CLASSES = 10
 
 
-def pictures(count: int, shape: tuple[int, ...], device: str = "cpu") -> torch.Tensor:
+def images(count: int, shape: tuple[int, ...], device: str = "cpu") -> torch.Tensor:
     generator = torch.Generator().manual_seed(count)
     return torch.randint(256, (count, *shape), generator=generator, dtype=torch.uint8).to(device)
 
 
 def random_task(count: int, shape: tuple[int, ...], device: str = "cpu", classes: int = NUM_CLASSES) -> Task:
     """As many 32x32 photographs beside, as outliers."""
-    train, validation, test = (Split(pictures(n, shape), torch.arange(n) % classes) for n in (count, 128, 128))
-    outliers = to_train_with(pictures(count, COLOUR), torch.Size(shape))
+    train, validation, test = (Split(images(n, shape), torch.arange(n) % classes) for n in (count, 128, 128))
+    outliers = to_train_with(images(count, COLOUR), torch.Size(shape))
     jitter = Jitter(2) if shape == GREY else Jitter(4, "reflect", flip=True)
     names = tuple(map(str, range(classes)))
     training = TrainingData(train, validation, outliers, jitter)

@@ -1,4 +1,4 @@
-"""What can make a task's figures wrong: shared pictures and classes, giveaways of sharpness and of typography."""
+"""What can make a task's figures wrong: shared images and classes, giveaways of sharpness and of typography."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,12 +15,12 @@ from demur.names import choose
 from demur.networks import as_input
 from demur.outliers.overlap import overlapping_classes, read_class_names, read_known_overlap
 from demur.outliers.sharpness import Sharpness, sharpness, sharpness_table
-from demur.outliers.spectrum import cosines, unlevelled
+from demur.outliers.spectrum import cosines, unmatched
 from demur.outliers.values import MATCHED, mix, natural, parse, sets_of, spectrum_matched
 from demur.tasks.base import Task
 from demur.tasks.text import TOKENIZERS, UNKNOWN, Vocabulary, labelled, ood_texts, training_and_validation
 
-MAX_FLIPS = 14  # of the 63 bits of a picture's hash
+MAX_FLIPS = 14  # of the 63 bits of an image's hash
 MAX_DISTANCE = 0.28  # all 18 pairs of cifar10, cifar100 and tiny_imagenet32 below it were seen to be one photograph
 MIN_WORDS = 5  # shorter sentences are the same by chance
 LEAK = 0.9
@@ -126,7 +126,7 @@ class Audit:
         return lines
 
 
-def audit(task: Task, store: Store, *, inside: str = "levelled") -> Audit:
+def audit(task: Task, store: Store, *, inside: str = "normalised") -> Audit:
     """Everything that can be found out about `task`, made from `store`, and the outliers that it is trained with.
 
     `inside` is the tokenizer that a text task's labelled sets were made with.
@@ -135,9 +135,9 @@ def audit(task: Task, store: Store, *, inside: str = "levelled") -> Audit:
     if task.training.train.x.dtype == torch.uint8:
         parts = [part for part in sets_of(outliers) if store.has(part, "train")]
         overlaps = tuple(class_overlap(task, store, part) for part in parts)
-        return Audit(task.name, outliers, picture_duplicates(task), overlaps, sharpness=sharpness(inputs(task)))
+        return Audit(task.name, outliers, image_duplicates(task), overlaps, sharpness=sharpness(inputs(task)))
     if task.training.train.x.is_floating_point():
-        raise ValueError(f"task {task.name!r} has neither pictures nor texts; there is nothing to audit in it")
+        raise ValueError(f"task {task.name!r} has neither images nor texts; there is nothing to audit in it")
     train_texts = training_and_validation(store, task.name)[0][0]
     if len(train_texts) != len(task.training.train):
         raise ValueError(
@@ -162,29 +162,29 @@ def inputs(task: Task) -> dict[str, Tensor]:
     return {"train": task.training.train.x, "test": task.testing.test.x, "outliers": shown, **task.testing.ood}
 
 
-# pictures
+# images
 
 
-def picture_duplicates(task: Task) -> tuple[Duplicates, ...]:
-    plain = replace(task.training, outliers=unlevelled(task.training.shown))
+def image_duplicates(task: Task) -> tuple[Duplicates, ...]:
+    plain = replace(task.training, outliers=unmatched(task.training.shown))
     sets = inputs(replace(task, training=plain))
     shown = sets.pop("outliers")
     rows = []
     for name, x in sets.items():
         pairs = near_duplicates(x, shown)
-        first, second = (as_input(pictures[index]) for pictures, index in zip((x, shown), pairs.T, strict=True))
+        first, second = (as_input(images[index]) for images, index in zip((x, shown), pairs.T, strict=True))
         exact = pairs[(first == second).flatten(1).all(1)]
         rows.append(Duplicates(name, len(x), *(tuple(found[:, 0].unique().tolist()) for found in (pairs, exact))))
     return tuple(rows)
 
 
 def near_duplicates(x: Tensor, outliers: Tensor) -> Tensor:
-    """Pairs (P, 2) of an index into `x` and one into `outliers` that show one picture.
+    """Pairs (P, 2) of an index into `x` and one into `outliers` that show one image.
 
     It may be resampled, moved by a pixel or a little noisy in one; cropped, mirrored or recoloured it is missed.
     Hashes propose pairs, pixels decide.
     """
-    codes, outlier_codes = picture_hash(x), picture_hash(outliers)
+    codes, outlier_codes = image_hash(x), image_hash(outliers)
     wanted = codes.shape[1] - 2 * MAX_FLIPS
     found = []
     for row, some in enumerate(codes.split(4096)):
@@ -199,14 +199,14 @@ def near_duplicates(x: Tensor, outliers: Tensor) -> Tensor:
     return candidates[torch.cat(close)]
 
 
-def picture_hash(x: Tensor) -> Tensor:
-    """The signs, 1 or -1, of the grey picture's 63 lowest frequencies; (N, C, H, W) to (N, 63)."""
+def image_hash(x: Tensor) -> Tensor:
+    """The signs, 1 or -1, of the grey image's 63 lowest frequencies; (N, C, H, W) to (N, 63)."""
     codes = []
     for part in x.split(4096):
         grey = as_input(part).mean(1)
         rows, columns = (cosines(size)[:8].to(x.device) for size in grey.shape[1:])
         waves = (rows @ grey @ columns.T).flatten(1)[:, 1:]
-        # below zero, so that rounding decides nothing in flat or symmetric pictures
+        # below zero, so that rounding decides nothing in flat or symmetric images
         codes.append(torch.where(waves > -1e-4, 1.0, -1.0))
     return torch.cat(codes)
 
@@ -226,10 +226,10 @@ def class_overlap(task: Task, store: Store, outliers: str) -> Overlap:
     names = read_class_names(store.root / outliers) or store.classes(outliers, "train")
     known = read_known_overlap(store.root / outliers, task.name)
     found = overlapping_classes(names, task.classes, known)
-    pictures, labels = store.images(outliers, "train")
+    images, labels = store.images(outliers, "train")
     shown = 0 if labels is None else int(torch.isin(labels, torch.tensor(found, dtype=torch.long)).sum())
     first_names = tuple(names[index].split(",")[0] for index in found)
-    return Overlap(outliers, first_names, len(names), shown, len(pictures), known is not None)
+    return Overlap(outliers, first_names, len(names), shown, len(images), known is not None)
 
 
 # texts

@@ -1,6 +1,6 @@
 """Post-hoc scores of features: each learns plain tensors from training features, and is high far from them.
 
-Features are what the affine head is given. Those of a posterior are means over its samples. Where it has several
+Features are what the linear head is given. Those of a posterior are means over its samples. Where it has several
 networks, their features lie side by side, because a unit of one network has nothing to do with that unit of another.
 The head is then the networks' heads side by side as well, each times its network's weight: features times head is the
 mean of the logits, exactly where all samples of a network share its trunk.

@@ -24,7 +24,7 @@ BINS = 15
 
 @dataclass(frozen=True)
 class Prediction:
-    """Averages over a posterior: probabilities of classes (N, K), of none (N,) or None, and the draws' entropy (N,).
+    """Averages over a posterior: probabilities of classes (N, K), of none (N,) or None, and the samples' entropy (N,).
 
     The none mass is the averaged softmax entry itself: 1 - probs.sum(1) has no ranking left in float32.
     """

@@ -17,7 +17,7 @@ CONVOLUTIONS = torch.channels_last  # this layout of their weights makes them up
 
 
 def as_input(x: Tensor) -> Tensor:
-    """What a network is fed: uint8 pictures become floats in [0, 1], floats float32; token numbers pass."""
+    """What a network is fed: uint8 images become floats in [0, 1], floats float32; token numbers pass."""
     if x.dtype == torch.uint8:
         return x.float().div_(255)
     return x.float() if x.is_floating_point() else x
@@ -30,7 +30,7 @@ def own_input(x: Tensor) -> Tensor:
 
 
 class PatchConv2d(nn.Conv2d):
-    """A convolution of a grey picture, for which GPU libraries have no fast kernel: there, one product with patches."""
+    """A convolution of a grey image, for which GPU libraries have no fast kernel: there, one product with patches."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.by_patches(x) if x.is_cuda else super().forward(x)
@@ -45,7 +45,7 @@ class PatchConv2d(nn.Conv2d):
 
 
 class HeadedNetwork(nn.Module):
-    """A trunk and an affine head."""
+    """A trunk and a linear head."""
 
     def __init__(self, features: nn.Module, width: int, num_outputs: int) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def mlp(num_outputs: int, *, inputs: int = 2, hidden: Sequence[int] = (100, 100)
 
 
 def lenet(num_outputs: int, *, channels: int = 1, size: int = 28, hidden: int = 1024) -> nn.Module:
-    """Two 5x5 convolutions of 32 and 64 channels and a hidden layer, for pictures of size x size."""
+    """Two 5x5 convolutions of 32 and 64 channels and a hidden layer, for images of size x size."""
     # pooling before the ReLU gives the same values as after it, from a quarter of the ReLUs
     features = nn.Sequential(
         PatchConv2d(channels, 32, 5, padding=2),
@@ -115,7 +115,7 @@ class PreActivationBlock(nn.Module):
 def wide_resnet(
     num_outputs: int, *, depth: int = 16, width: int = 4, dropout: float = 0.3, channels: int = 3
 ) -> nn.Module:
-    """WideResNet-depth-width for 32x32 pictures."""
+    """WideResNet-depth-width for 32x32 images."""
     blocks, remainder = divmod(depth - 4, 6)
     if remainder or blocks < 1:
         raise ValueError(f"depth {depth} of a WideResNet is not 6 n + 4; try 10, 16, 22 or 28")
@@ -158,5 +158,5 @@ class LastState(nn.Module):
 def gru(
     num_outputs: int, *, vocabulary: int = 10_000, embedding: int = 50, hidden: int = 128, layers: int = 2
 ) -> nn.Module:
-    """A GRU over token numbers with an affine head on the last state of its last layer."""
+    """A GRU over token numbers with a linear head on the last state of its last layer."""
     return HeadedNetwork(LastState(vocabulary, embedding, hidden, layers), hidden, num_outputs)

@@ -5,7 +5,7 @@ Every posterior is a list of weighted components, and a component is a set of ne
     for weight, component in posterior.components():
         shared = component.trunk(x)
         for network in component.networks():
-            logits = network(shared)  # (B, C) of one draw, or (draws, B, C) of several
+            logits = network(shared)  # (B, C) of one sample, or (samples, B, C) of several
 
 Any number of threads can use one posterior: a sampled network is a copy around the same tensors.
 """
@@ -22,8 +22,8 @@ from torch.nn import functional as F
 
 from demur.streams import generator_for
 
-HEADS = 64  # drawn at a time
-MOST_DRAWS = 100_000
+HEADS = 64  # sampled at a time
+MOST_SAMPLES = 100_000
 
 
 class Borrowed:
@@ -50,14 +50,14 @@ class Borrowed:
 
 class Posterior(Protocol):
     @property
-    def num_draws(self) -> int: ...
+    def num_samples(self) -> int: ...
 
     def components(self) -> Iterator[tuple[float, "Point | Gaussian"]]:
         """Points and Gaussians with their shares of the probability, which sum to one."""
         ...
 
-    def logits(self, x: Tensor, draw: int) -> Tensor:
-        """Logits (B, C) of the draw-th network; the same network for every x and in every process."""
+    def logits(self, x: Tensor, sample: int) -> Tensor:
+        """Logits (B, C) of the sample-th network; the same network for every x and in every process."""
         ...
 
 
@@ -69,7 +69,7 @@ class Point:
     over_head = False
 
     @property
-    def num_draws(self) -> int:
+    def num_samples(self) -> int:
         return 1
 
     def components(self) -> Iterator[tuple[float, "Point | Gaussian"]]:
@@ -81,7 +81,7 @@ class Point:
     def networks(self) -> Iterator[Callable[[Tensor], Tensor]]:
         yield self.network
 
-    def logits(self, x: Tensor, draw: int = 0) -> Tensor:
+    def logits(self, x: Tensor, sample: int = 0) -> Tensor:
         return self.network(x)
 
 
@@ -97,9 +97,11 @@ class Tuning:
     at_map: tuple[float, float]
 
 
-def check_settings(num_draws: object, seed: object, over_head: object) -> None:
-    if type(num_draws) is not int or not 1 <= num_draws <= MOST_DRAWS:
-        raise ValueError(f"num_draws {num_draws!r} is not a whole number from 1 to {MOST_DRAWS}; 20 will mostly do")
+def check_settings(num_samples: object, seed: object, over_head: object) -> None:
+    if type(num_samples) is not int or not 1 <= num_samples <= MOST_SAMPLES:
+        raise ValueError(
+            f"num_samples {num_samples!r} is not a whole number from 1 to {MOST_SAMPLES}; 20 will mostly do"
+        )
     if type(seed) is not int or not -(2**63) <= seed < 2**64:
         raise ValueError(f"seed {seed!r} is not a whole number of 64 bits; 0 will do")
     if type(over_head) is not bool:
@@ -127,18 +129,18 @@ def check_variance(
 class Gaussian:
     """Independent Gaussians over the parameters named in `variance`, around the network's own; the rest are points.
 
-    With `over_head` they are the head's alone; then `trunk` is the network's `.features` and runs once for all draws.
+    With `over_head` they are the head's alone; then `trunk` is the network's `.features` and runs once for all samples.
     """
 
     network: nn.Module
     variance: Mapping[str, Tensor]
-    num_draws: int = 20
+    num_samples: int = 20
     seed: int = 0
     over_head: bool = False
     tuning: Tuning | None = None  # how its prior was chosen, where it was
 
     def __post_init__(self) -> None:
-        check_settings(self.num_draws, self.seed, self.over_head)
+        check_settings(self.num_samples, self.seed, self.over_head)
         parameters = dict(self.network.named_parameters())
         check_variance(
             {name: tuple(value.shape) for name, value in self.variance.items()},
@@ -157,57 +159,57 @@ class Gaussian:
             return x
         return self.network.features(x).to(self.network.get_parameter("head.weight").dtype)  # type: ignore[operator]
 
-    def network_at(self, draw: int) -> nn.Module:
-        """The draw-th network, or its head where the draws share their trunk; the caller's own."""
-        network = Borrowed(self.network).put(self.sample(draw))
+    def network_at(self, sample: int) -> nn.Module:
+        """The sample-th network, or its head where the samples share their trunk; the caller's own."""
+        network = Borrowed(self.network).put(self.parameters_at(sample))
         return network.get_submodule("head") if self.over_head else network
 
     def networks(self) -> Iterator[Callable[[Tensor], Tensor]]:
-        """From what the trunk gives to logits: of one draw, or of many heads in one product, (draws, B, C).
+        """From what the trunk gives to logits: of one sample, or of many heads in one product, (samples, B, C).
 
         Each serves until the next is asked for.
         """
         if not self.over_head:
             borrowed = Borrowed(self.network)
-            yield from (borrowed.put(self.sample(draw)) for draw in range(self.num_draws))
+            yield from (borrowed.put(self.parameters_at(sample)) for sample in range(self.num_samples))
             return
-        for start in range(0, self.num_draws, HEADS):
-            yield self._heads(range(start, min(start + HEADS, self.num_draws)))
+        for start in range(0, self.num_samples, HEADS):
+            yield self._heads(range(start, min(start + HEADS, self.num_samples)))
 
-    def _heads(self, draws: range) -> Callable[[Tensor], Tensor]:
+    def _heads(self, samples: range) -> Callable[[Tensor], Tensor]:
         mean = dict(self.network.named_parameters())
-        drawn = [mean | self.sample(draw) for draw in draws]
-        weight = torch.stack([sample["head.weight"] for sample in drawn])
-        bias = torch.stack([sample["head.bias"] for sample in drawn]).flatten() if "head.bias" in mean else None
+        sampled = [mean | self.parameters_at(sample) for sample in samples]
+        weight = torch.stack([each["head.weight"] for each in sampled])
+        bias = torch.stack([each["head.bias"] for each in sampled]).flatten() if "head.bias" in mean else None
         return lambda features: (
             F.linear(features.to(weight), weight.flatten(0, 1), bias).unflatten(1, weight.shape[:2]).movedim(1, 0)
         )
 
-    def logits(self, x: Tensor, draw: int) -> Tensor:
-        return self.network_at(draw)(self.trunk(x))
+    def logits(self, x: Tensor, sample: int) -> Tensor:
+        return self.network_at(sample)(self.trunk(x))
 
-    def sample(self, draw: int) -> dict[str, Tensor]:
-        """The draw-th parameters; the same every time and on every device."""
+    def parameters_at(self, sample: int) -> dict[str, Tensor]:
+        """The sample-th parameters; the same every time and on every device."""
         # in the network's order, whatever the mapping's
         means = {name: mean for name, mean in self.network.named_parameters() if name in self.variance}
         shapes, device = tuple(mean.shape for mean in means.values()), next(iter(means.values())).device
         kept = device.type == "cuda" and sum(shape.numel() for shape in shapes) <= KEPT
-        noise = (_kept_noise if kept else _noise)(self.seed, draw, shapes, device)
-        sample = {}
+        noise = (_kept_noise if kept else _noise)(self.seed, sample, shapes, device)
+        parameters = {}
         for (name, mean), its in zip(means.items(), noise, strict=True):
-            drawn = mean + self.variance[name].sqrt() * its
-            sample[name] = torch.empty_like(mean).copy_(drawn)  # in the mean's memory layout
-        return sample
+            sampled = mean + self.variance[name].sqrt() * its
+            parameters[name] = torch.empty_like(mean).copy_(sampled)  # in the mean's memory layout
+        return parameters
 
 
-def _noise(seed: int, draw: int, shapes: tuple[torch.Size, ...], device: torch.device) -> list[Tensor]:
-    generator = generator_for("draws", seed, draw)  # on the CPU, so that every device has the same
+def _noise(seed: int, sample: int, shapes: tuple[torch.Size, ...], device: torch.device) -> list[Tensor]:
+    generator = generator_for("draws", seed, sample)  # on the CPU, so that every device has the same
     return [torch.randn(shape, generator=generator).to(device) for shape in shapes]
 
 
 # on a GPU noise takes longer to make than to use, and every set of inputs is predicted with the same
 _kept_noise = lru_cache(maxsize=32)(_noise)
-KEPT = 2**23  # numbers of a draw that are worth keeping: 1 GiB in all
+KEPT = 2**23  # numbers of a sample that are worth keeping: 1 GiB in all
 
 
 @dataclass(frozen=True)
@@ -221,17 +223,17 @@ class Mixture:
             raise ValueError("parts is empty; a mixture needs at least one posterior")
 
     @property
-    def num_draws(self) -> int:
-        return sum(part.num_draws for part in self.parts)
+    def num_samples(self) -> int:
+        return sum(part.num_samples for part in self.parts)
 
     def components(self) -> Iterator[tuple[float, Point | Gaussian]]:
         for part in self.parts:
             for weight, component in part.components():
                 yield weight / len(self.parts), component
 
-    def logits(self, x: Tensor, draw: int) -> Tensor:
+    def logits(self, x: Tensor, sample: int) -> Tensor:
         for part in self.parts:
-            if draw < part.num_draws:
-                return part.logits(x, draw)
-            draw -= part.num_draws
-        raise ValueError(f"draw {draw + self.num_draws} is too large; this posterior has {self.num_draws}")
+            if sample < part.num_samples:
+                return part.logits(x, sample)
+            sample -= part.num_samples
+        raise ValueError(f"sample {sample + self.num_samples} is too large; this posterior has {self.num_samples}")

@@ -112,8 +112,8 @@ def _leaves(node: Any, prefix: str, entries: Mapping[str, _Entry], deepest: int)
             raise TypeError(f"{name} is of dtype {entry.dtype}")
     if node["kind"] == "gaussian":
         settings = node["settings"]
-        if set(settings) != {"num_draws", "seed", "over_head"}:
-            raise TypeError("its settings are others than num_draws, seed and over_head")
+        if set(settings) != {"num_samples", "seed", "over_head"}:
+            raise TypeError("its settings are others than num_samples, seed and over_head")
         check_settings(**settings)
         check_variance(
             {name: entry.shape for name, entry in variance.items()},
@@ -168,7 +168,7 @@ def _pack(posterior: Posterior, prefix: str, tensors: dict[str, Tensor]) -> dict
     if isinstance(posterior, Point):
         return {"kind": "point"}
     tensors |= {f"{prefix}variance/{name}": value.contiguous() for name, value in posterior.variance.items()}
-    settings = {"num_draws": posterior.num_draws, "seed": posterior.seed, "over_head": posterior.over_head}
+    settings = {"num_samples": posterior.num_samples, "seed": posterior.seed, "over_head": posterior.over_head}
     packed = {"kind": "gaussian", "settings": settings, "varied": list(posterior.variance)}
     return packed | ({} if posterior.tuning is None else {"tuning": asdict(posterior.tuning)})
 

@@ -68,7 +68,7 @@ def _predict_block(
         # what all samples share is kept; inputs, which are larger, are made ready anew
         with mixed_precision(component.network, x.device):
             shared = {b.start: component.trunk(own_input(x[b])) for b in batches} if component.over_head else {}
-        weight = share / component.num_draws
+        weight = share / component.num_samples
         own = dict[int, Tensor]()  # features, summed over the component's samples
         for network in component.networks():
             for rows in batches:
@@ -93,7 +93,7 @@ def _predict_block(
                     square[rows] += weight * logits.double().square().sum(0)
         if "features" in parts:
             total = torch.cat([shared[b.start].double() if component.over_head else own[b.start] for b in batches])
-            features.append(total / (1 if component.over_head else component.num_draws))
+            features.append(total / (1 if component.over_head else component.num_samples))
     found = {"probs": probs, "none": none, "expected_entropy": expected_entropy}
     if "logits" in parts:
         found["logits"] = mean

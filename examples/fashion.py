@@ -1,4 +1,4 @@
-"""Pictures: clothes, trained beside digits, photographs and shuffled patches, then shown letters and KMNIST.
+"""Images: clothes, trained beside digits, photographs and shuffled patches, then shown letters and KMNIST.
 
 python examples/fashion.py DATA    # the folder that `demur data get` fills
 """
@@ -11,7 +11,7 @@ import torch
 
 import demur
 
-DIGITS_AND_PHOTOGRAPHS = 3000  # of each
+DIGITS_AND_IMAGES = 3000  # of each
 
 
 def main(data: Path, count: int = 6000, epochs: int = 12, tested: int = 2000) -> dict[str, float]:
@@ -20,8 +20,8 @@ def main(data: Path, count: int = 6000, epochs: int = 12, tested: int = 2000) ->
     x, y = (each[order] for each in store.images("fashion_mnist", "train"))
     digits, _ = store.images("mnist", "train")
     photographs, _ = store.images("tiny_imagenet32", "train")
-    grey = photographs[:: len(photographs) // DIGITS_AND_PHOTOGRAPHS].float().mean(1, keepdim=True).byte()
-    outliers = torch.cat([digits[:DIGITS_AND_PHOTOGRAPHS], grey[:, :, 2:30, 2:30]])  # at 28x28, as the clothes
+    grey = photographs[:: len(photographs) // DIGITS_AND_IMAGES].float().mean(1, keepdim=True).byte()
+    outliers = torch.cat([digits[:DIGITS_AND_IMAGES], grey[:, :, 2:30, 2:30]])  # at 28x28, as the clothes
 
     model = demur.Classifier("la+nc", synthetic="patches", epochs=epochs).fit(x, y, outliers)
     model.save("fashion.demur")

@@ -1,6 +1,6 @@
 """Train a row as in the study but for one thing, and see what that changes: what explains a difference from the paper?
 
-    python experiments/causes.py DATA cifar10 map+oe --outliers tiny_imagenet32_levelled
+    python experiments/causes.py DATA cifar10 map+oe --outliers tiny_imagenet32_spectrum_matched
     python experiments/causes.py DATA cifar10 map+nc --photographs 10000 --epochs 30
     python experiments/causes.py DATA cifar10 map+oe --kinds 12 --width 1 --limit 10000 --epochs 10
 
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument(
         "--augmentation", choices=("on", "inliers", "off"), default="on", help="inliers: of these alone"
     )
-    parser.add_argument("--outliers", help="others to train with, such as tiny_imagenet32_levelled")
+    parser.add_argument("--outliers", help="others to train with, such as tiny_imagenet32_spectrum_matched")
     parser.add_argument("--photographs", type=int, help="so many of the training outliers, drawn at random")
     parser.add_argument("--kinds", type=int, help="training outliers of so many of their classes, drawn at random")
     parser.add_argument("--overlap", choices=("on", "off"), default="on", help="off: no outliers of the task's classes")
@@ -112,7 +112,7 @@ def main() -> None:
     if (given.kinds or given.photographs) and given.outliers:
         parser.error(f"--outliers {given.outliers}: not with --kinds or --photographs; leave one out")
     if given.kinds or given.photographs:
-        kept = {name: pictures[rows.to(given.device)] for name, pictures in vars(task.training.outliers).items()}
+        kept = {name: images[rows.to(given.device)] for name, images in vars(task.training.outliers).items()}
         task = replace(task, training=replace(task.training, outliers=replace(task.training.outliers, **kept)))
     if given.crops == "off":
         if not isinstance(task.training.outliers, CroppedOrResized):

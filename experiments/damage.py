@@ -130,7 +130,7 @@ def huge_tensor(path: Path, rng: random.Random) -> None:
 
 
 def other_parts(path: Path, rng: random.Random) -> None:
-    other = path.parent / "whole" / rng.choice(["rows", "pictures", "texts"])
+    other = path.parent / "whole" / rng.choice(["tables", "images", "texts"])
     name = rng.choice(PARTS)
     shutil.copy(other / name, path / name)
 
@@ -239,11 +239,11 @@ def huge_array(path: Path, rng: random.Random) -> None:
         archive.writestr("x.npy", written.getvalue())
 
 
-def picture(make: Callable[[random.Random], Image.Image], name: str = "new.png") -> Damage:
+def image(make: Callable[[random.Random], Image.Image], name: str = "new.png") -> Damage:
     return lambda path, rng: make(rng).save(path / name)
 
 
-def huge_picture(path: Path, rng: random.Random) -> None:
+def huge_image(path: Path, rng: random.Random) -> None:
     content = bytearray((path / "0.png").read_bytes())
     content[16:24] = struct.pack(">II", rng.choice([10**5, 2**31 - 1]), 10**5)
     content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
@@ -275,7 +275,7 @@ SPECIAL: dict[str, dict[str, Damage]] = {
         "NaN": npz(x=[[1.0, 2.0, math.nan]]),
         "other columns": npz(x=np.zeros((3, 5))),
         "no rows": npz(x=np.zeros((0, 3))),
-        "pictures": npz(x=np.zeros((3, 12, 12), np.uint8)),
+        "images": npz(x=np.zeros((3, 12, 12), np.uint8)),
         "complex": npz(x=np.zeros((3, 3), complex)),
         "no x": npz(z=np.zeros((3, 3))),
     },
@@ -290,19 +290,19 @@ SPECIAL: dict[str, dict[str, Damage]] = {
         "no words": line('{"text": ""}', '{"text": "!?"}'),
     },
     "texts.txt": {"no UTF-8": encoded("latin-1"), "UTF-16": encoded("utf-16"), "zero bytes": line("red\0green")},
-    "pictures.d": {
-        "one pixel": picture(lambda rng: Image.new("L", (1, 1), rng.randrange(256))),
-        "a line": picture(lambda rng: Image.new("L", (1, 5000), 9)),
-        "colours": picture(lambda rng: Image.new("RGB", (12, 12), "red")),
-        "transparent": picture(lambda rng: Image.new("RGBA", (12, 12), (1, 2, 3, 4))),
-        "palette": picture(lambda rng: Image.new("P", (12, 12), 3)),
-        "16 bits": picture(lambda rng: Image.fromarray(np.full((12, 12), 40_000, np.uint16))),
-        "floats": picture(lambda rng: Image.new("F", (12, 12), 0.5), "new.tiff"),
-        "CMYK": picture(lambda rng: Image.new("CMYK", (12, 12)), "new.jpg"),
-        "huge": huge_picture,
+    "images.d": {
+        "one pixel": image(lambda rng: Image.new("L", (1, 1), rng.randrange(256))),
+        "a line": image(lambda rng: Image.new("L", (1, 5000), 9)),
+        "colours": image(lambda rng: Image.new("RGB", (12, 12), "red")),
+        "transparent": image(lambda rng: Image.new("RGBA", (12, 12), (1, 2, 3, 4))),
+        "palette": image(lambda rng: Image.new("P", (12, 12), 3)),
+        "16 bits": image(lambda rng: Image.fromarray(np.full((12, 12), 40_000, np.uint16))),
+        "floats": image(lambda rng: Image.new("F", (12, 12), 0.5), "new.tiff"),
+        "CMYK": image(lambda rng: Image.new("CMYK", (12, 12)), "new.jpg"),
+        "huge": huge_image,
         "text": lambda path, rng: (path / "new.png").write_text("<svg/>"),
         "another kind's name": lambda path, rng: (path / "0.png").rename(path / "0.jpg"),
-        "no pictures": lambda path, rng: [file.unlink() for file in path.iterdir()],
+        "no images": lambda path, rng: [file.unlink() for file in path.iterdir()],
     },
 }
 
@@ -415,14 +415,14 @@ INPUT: dict[str, dict[str, Damage]] = {
     "pixels.npz": {
         "objects": npz(x=np.array([{1: 2}, Evil()], dtype=object)),
         "huge array": huge_array,
-        "rows": npz(x=np.zeros((3, 5), np.uint8)),
-        "no pictures": npz(x=np.zeros((0, 4, 4), np.uint8)),
+        "tables": npz(x=np.zeros((3, 5), np.uint8)),
+        "no images": npz(x=np.zeros((0, 4, 4), np.uint8)),
         "other labels": npz(x=np.zeros((3, 4, 4), np.uint8), y=[0.5, 1, 2]),
         "too few labels": npz(x=np.zeros((3, 4, 4), np.uint8), y=[1]),
         "no labels": npz(x=np.zeros((3, 4, 4), np.uint8)),
     },
     "classes.d": {
-        name: (lambda damage: lambda path, rng: damage(one_of(path, rng), rng))(SPECIAL["pictures.d"][name])
+        name: (lambda damage: lambda path, rng: damage(one_of(path, rng), rng))(SPECIAL["images.d"][name])
         for name in ("one pixel", "colours", "transparent", "palette", "16 bits", "floats", "text")
     },
 }

@@ -29,34 +29,34 @@ class Read:
 def read_simply(path: Path, taken: tuple[str, ...] | None = ("c0", "c1", "c2")) -> Read:
     """`taken` are the columns of a csv; None for all but the label's."""
     if path.is_dir():
-        return read_pictures(path)
+        return read_images(path)
     if path.suffix == ".csv":
         return read_csv(path, taken)
     return {".npz": read_npz, ".jsonl": read_lines, ".txt": read_lines}[path.suffix](path)
 
 
-def read_pictures(path: Path) -> Read:
+def read_images(path: Path) -> Read:
     files = sorted(file for file in path.rglob("*") if file.is_file())
     names, wrong, found, labels = [], set(), [], []
     for file in files:
         names.append(file.relative_to(path).as_posix())
         try:
-            found.append(read_picture(file))
+            found.append(read_image(file))
             labels.append(file.relative_to(path).parts[0])
         except Exception:  # whatever Pillow raises
             wrong.add(names[-1])
     return Read(names, wrong, np.stack(found) if found else None, labels)
 
 
-def read_picture(file: Path) -> np.ndarray:
-    with Image.open(file, formats=FORMATS) as picture:
-        assert picture.mode in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
-        if picture.has_transparency_data:
-            layer = picture.convert("RGBA")
+def read_image(file: Path) -> np.ndarray:
+    with Image.open(file, formats=FORMATS) as image:
+        assert image.mode in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
+        if image.has_transparency_data:
+            layer = image.convert("RGBA")
             plain = Image.new("RGBA", layer.size, "white")
             plain.alpha_composite(layer)
         else:
-            plain = picture.copy()
+            plain = image.copy()
         return np.asarray(plain.convert("L").resize((12, 12), Image.Resampling.BILINEAR))
 
 

@@ -25,8 +25,8 @@ from experiments.damage import ANYWHERE, FOLDERS, INPUT, RESULTS, SPECIAL, ZIPS,
 from experiments.simple_readers import Read, read_simply
 
 WORDS = "red green blue round square heavy light fast slow old new warm cold loud soft".split()  # noqa: SIM905
-KINDS = {"rows.csv": "rows", "rows.npz": "rows", "texts.jsonl": "texts", "texts.txt": "texts"}
-KINDS |= {"pictures.d": "pictures", "classes.d": "pictures"}
+KINDS = {"rows.csv": "tables", "rows.npz": "tables", "texts.jsonl": "texts", "texts.txt": "texts"}
+KINDS |= {"images.d": "images", "classes.d": "images"}
 
 
 def called(*arguments: object, printed: list[str] | None = None) -> tuple[int, str]:
@@ -59,7 +59,7 @@ def make_whole(folder: Path) -> None:
     pixels = (draw.integers(0, 80, (150, 1, 12, 12)) + 80 * group[:, None, None, None]).astype(np.uint8)
     texts = [" ".join(draw.choice(WORDS[5 * kind :][:5], 6)) for kind in group]
     table = pa.table({f"c{column}": rows[:, column] for column in range(3)})
-    for kind, x in {"rows": table, "pictures": pixels, "texts": texts}.items():
+    for kind, x in {"tables": table, "images": pixels, "texts": texts}.items():
         model = Classifier("la+nc", epochs=3, device="cpu").fit(x, y)
         for name in (kind, f"{kind}.demur"):
             model.save(folder / name)
@@ -74,9 +74,9 @@ def make_whole(folder: Path) -> None:
     lines = (json.dumps({"text": text, "label": str(of)}) for text, of in zip(texts[:30], y[:30], strict=True))
     (folder / "texts.jsonl").write_text("\n".join(lines))
     (folder / "texts.txt").write_text("\n".join(texts[:30]))
-    (folder / "pictures.d").mkdir()
+    (folder / "images.d").mkdir()
     for number, suffix in enumerate(("png", "jpg", "webp", "bmp", "gif", "tiff", "pgm")):
-        Image.fromarray(pixels[number, 0]).save(folder / "pictures.d" / f"{number}.{suffix}")
+        Image.fromarray(pixels[number, 0]).save(folder / "images.d" / f"{number}.{suffix}")
     for number in range(18):
         (folder / "classes.d" / y[number]).mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels[number, 0]).save(folder / "classes.d" / y[number] / f"{number}.png")
@@ -274,15 +274,15 @@ COMMANDS: dict[str, tuple[Arguments, Judge]] = {
 def cases() -> Iterator[Case]:
     for name in KINDS:
         ways = {**ANYWHERE, **SPECIAL.get(name, {}), "renamed": renamed_input}
-        labelled = name not in ("texts.txt", "pictures.d")
+        labelled = name not in ("texts.txt", "images.d")
         for how, damage in ways.items():
             yield Case("predict", name, how, name, damage)
             if labelled:
                 for command in ("fit", "evaluate"):
                     yield Case(command, name, how, name, damage)
                     yield Case(command, f"outliers {name}", how, name, damage)
-    for kind in ("rows", "pictures", "texts"):
-        for command in ("predict", "evaluate", "export") if kind == "rows" else ("predict",):
+    for kind in ("tables", "images", "texts"):
+        for command in ("predict", "evaluate", "export") if kind == "tables" else ("predict",):
             for how, damage in (ANYWHERE | FOLDERS).items():
                 yield Case(command, "model folder", how, kind, damage)
             for how, damage in (ANYWHERE | ZIPS).items():

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from demur.audit import Duplicates, audit, features, inputs, leaks, near_duplicates, picture_duplicates
+from demur.audit import Duplicates, audit, features, image_duplicates, inputs, leaks, near_duplicates
 from demur.data.store import Store
 from demur.outliers.noise import Mixed, smooth, uniform
 from demur.outliers.overlap import overlapping_classes, read_class_names, read_known_overlap
-from demur.outliers.spectrum import Levelled, mean_power
+from demur.outliers.spectrum import Matched, mean_power
 from demur.tasks.base import Task, TestData
 from demur.tasks.text import sst
 from demur.training_data import Fixed, Split, TrainingData
@@ -22,7 +22,7 @@ CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 
 @pytest.fixture(scope="session")
-def pictures(data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+def images(data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
     store = Store(data_root, cache=tmp_path_factory.mktemp("decoded"))
     return {name: store.images(name, "test")[0] for name in ("cifar10", "cifar100")}
 
@@ -42,8 +42,8 @@ def one_level_noise(x: Tensor) -> Tensor:
     return (x.int() + torch.randint(-1, 2, x.shape, generator=generator())).clamp(0, 255).to(torch.uint8)
 
 
-def test_all_planted_duplicates_are_found_and_no_others(pictures: dict[str, Tensor]) -> None:
-    inside, outside = pictures["cifar10"], pictures["cifar100"]
+def test_all_planted_duplicates_are_found_and_no_others(images: dict[str, Tensor]) -> None:
+    inside, outside = images["cifar10"], images["cifar100"]
     planted = torch.randperm(len(inside), generator=generator())[:150]
     noisy, grainy, copied = planted[:100], planted[100:130], planted[130:]
     shown = torch.cat([outside, one_pixel_replaced(inside[noisy]), one_level_noise(inside[grainy]), inside[copied]])
@@ -55,31 +55,31 @@ def test_all_planted_duplicates_are_found_and_no_others(pictures: dict[str, Tens
         TrainingData(train, Split(train.x[:1], y[:1]), Fixed(shown)),
         TestData(test, {"cifar100": outside[:500]}),
     )
-    found = {row.set: row for row in picture_duplicates(task)}
+    found = {row.set: row for row in image_duplicates(task)}
     near = {*found["train"].near, *(index + 3000 for index in found["test"].near)}
     exact = {*found["train"].exact, *(index + 3000 for index in found["test"].exact)}
-    in_both = {9345}  # of CIFAR-10's test pictures, one is also CIFAR-100's
+    in_both = {9345}  # of CIFAR-10's test images, one is also CIFAR-100's
     assert near == {*planted.tolist(), *in_both}
     assert exact == {*copied.tolist(), *in_both}
     assert found["cifar100"].exact == tuple(range(500))
 
 
-def test_levelled_copies_are_found_in_what_they_were(pictures: dict[str, Tensor]) -> None:
-    inside, outside = pictures["cifar10"][:500], pictures["cifar100"][:500]
+def test_levelled_copies_are_found_in_what_they_were(images: dict[str, Tensor]) -> None:
+    inside, outside = images["cifar10"][:500], images["cifar100"][:500]
     shown = torch.cat([outside, inside[:50]])
     y = torch.zeros(len(inside), dtype=torch.long)
     split = Split(inside, y)
-    soft = Levelled(Fixed(shown), mean_power(smooth(inside, generator())))
+    soft = Matched(Fixed(shown), mean_power(smooth(inside, generator())))
     for outliers, least in ((soft, 50), (Mixed((Fixed(outside), soft)), 40)):  # a mix takes 500 of its 550
-        found = picture_duplicates(Task("planted", CIFAR10, TrainingData(split, split, outliers), TestData(split, {})))[
+        found = image_duplicates(Task("planted", CIFAR10, TrainingData(split, split, outliers), TestData(split, {})))[
             0
         ].exact
         assert set(found) <= set(range(50))
         assert len(found) >= least
 
 
-def test_a_shift_by_a_pixel_is_mostly_found(pictures: dict[str, Tensor]) -> None:
-    x = pictures["cifar10"][:1000]
+def test_a_shift_by_a_pixel_is_mostly_found(images: dict[str, Tensor]) -> None:
+    x = images["cifar10"][:1000]
     pairs = near_duplicates(x, x.roll(1, dims=3))
     assert (pairs[:, 0] == pairs[:, 1]).all()
     assert len(pairs) > 950
@@ -93,7 +93,7 @@ def test_pairs_are_the_right_ones_across_blocks() -> None:
     assert sorted(near_duplicates(x, outliers).tolist()) == [[i, int(place[i])] for i in range(5000)]
 
 
-def test_noise_has_no_duplicates_and_flat_pictures_have_only_equals() -> None:
+def test_noise_has_no_duplicates_and_flat_images_have_only_equals() -> None:
     first, second = (uniform(2000, (3, 32, 32), torch.Generator().manual_seed(seed)) for seed in (0, 1))
     assert len(near_duplicates(first, second)) == 0
     assert len(near_duplicates(smooth(first, generator()), smooth(second, generator()))) == 0
@@ -167,9 +167,9 @@ def test_levelling_closes_what_two_tokenizers_leave_open(store: Store) -> None:
         found = audit(sst(store, inside=inside, outside=outside), store, inside=inside)
         return {(row.stage, row.set): row.auroc for row in found.leaks if row.feature == "upper case"}
 
-    levelled = upper_case("levelled", "levelled")
-    assert levelled["raw", "snli"] == levelled["raw", "outliers"] == 1
-    assert levelled["tokens", "snli"] == levelled["tokens", "outliers"] == 0.5
+    normalised = upper_case("normalised", "normalised")
+    assert normalised["raw", "snli"] == normalised["raw", "outliers"] == 1
+    assert normalised["tokens", "snli"] == normalised["tokens", "outliers"] == 0.5
     assert upper_case("cased", "lowered")["tokens", "snli"] == 1
 
 

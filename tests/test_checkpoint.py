@@ -33,8 +33,8 @@ class Killed(Exception):
 
 METHODS = {
     "map": MAP(),
-    "vb": VariationalBayes(num_draws=3),
-    "flipout": Flipout(num_draws=3),
+    "vb": VariationalBayes(num_samples=3),
+    "flipout": Flipout(num_samples=3),
     "csghmc": CyclicalSGHMC(cycles=2, samples_per_cycle=2, length=1.0),
 }
 

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 import demur
 from demur.classifier.adoption import find_head, with_outputs
 from demur.classifier.fitting import divided, held_out_outliers
-from demur.outliers.spectrum import Levelled, mean_power
+from demur.outliers.spectrum import Matched, mean_power
 from demur.outliers.synthetic import WidenedBox
 from demur.outliers.values import synthetic
 from demur.training_data import Fixed
 
 FAST = demur.Classifier(method="map+nc", epochs=12, batch_size=16, lr=5e-3, device="cpu")
-few_to_calibrate = pytest.mark.filterwarnings("ignore:keep=.* needs")
+few_to_calibrate = pytest.mark.filterwarnings("ignore:coverage=.* needs")
 
 
 @few_to_calibrate
@@ -77,11 +77,11 @@ def test_names_that_no_outliers_have_are_refused(wine):
     model = demur.Classifier("map+nc", epochs=1, device="cpu")
     for shown in (None, third):
         for name in ("bix", ""):
-            with pytest.raises(ValueError, match=f"unknown made-up outliers for rows '{name}'"):
+            with pytest.raises(ValueError, match=f"unknown synthetic outliers for tables '{name}'"):
                 clone(model).set_params(synthetic=name).fit(x, y, shown)
-    with pytest.raises(ValueError, match="'levelled' are images, and the data is rows"):
+    with pytest.raises(ValueError, match="'spectrum_matched' are images, and the data is tables"):
         clone(model).set_params(synthetic="spectrum_matched").fit(x, y, third)
-    with pytest.raises(ValueError, match="'levelled' goes beside real outliers, and there are none"):
+    with pytest.raises(ValueError, match="'spectrum_matched' goes beside real outliers, and there are none"):
         clone(model).set_params(synthetic="spectrum_matched").fit(x, y)
     with pytest.raises(
         ValueError, match=r"outliers 'box' is a name; give inputs like X, or Classifier\(synthetic='box'\)"
@@ -103,13 +103,13 @@ def test_given_images_can_be_made_as_sharp_as_the_inliers():
     x = torch.where(torch.from_numpy(y == "dark"), 0.3, 0.7)[:, None, None, None].expand(-1, 1, 12, 12)
     x = x + 0.02 * torch.randn(200, 1, 1, 1, generator=draw)
     noise = torch.rand(200, 1, 12, 12, generator=draw)
-    soft = Levelled(Fixed(noise), mean_power(x)).epoch(draw)
+    soft = Matched(Fixed(noise), mean_power(x)).epoch(draw)
     assert soft.flatten(1).std(1).max() < 0.01
     model = demur.Classifier("map+nc", epochs=120, lr=3e-3, device="cpu")
     with pytest.warns(UserWarning, match=r"sharpness alone tells the outliers from the inliers \(AUROC 1\.000\)"):
         told = clone(model).fit(x, y, noise)
     both = clone(model).set_params(synthetic="spectrum_matched").fit(x, y, noise)
-    assert both.report_["outliers"] == "200 given+levelled"
+    assert both.report_["outliers"] == "200 given+spectrum_matched"
     less, more = (one.outlier_score(soft, "none").mean() for one in (told, both))
     assert less < 0.7 < 0.9 < more
 
@@ -160,7 +160,7 @@ def failing_fits(x: np.ndarray, y: np.ndarray) -> dict[str, tuple]:
     """Every one fails at another place."""
     dates = np.array(["2026-01-01", "2026-01-02"], dtype="datetime64[D]")[(y == y[0]).astype(int)]
     return {
-        "keep nan is not a number": ({"keep": float("nan")}, x, y),
+        "coverage nan is not a number": ({"coverage": float("nan")}, x, y),
         "unknown kind": ({"kind": "sounds"}, x, y),
         "one label an input": ({}, x, y[1:]),
         "labels of type": ({}, x, dates),
@@ -194,7 +194,7 @@ def test_a_refit_on_another_kind_leaves_nothing_of_the_old(wine, tmp_path):
     frame = pd.DataFrame(wine[0], columns=[f"c{i}" for i in range(13)])
     model = replace_parameters(FAST, epochs=2).fit(frame, wine[1])
     assert model.n_features_in_ == 13
-    x, y = pictures()
+    x, y = images()
     model.fit(x, y)
     assert not {"n_features_in_", "feature_names_in_"} & set(vars(model))
     model.save(tmp_path / "model.demur")
@@ -231,8 +231,8 @@ def test_the_tuned_prior_and_coverage_by_class_are_reported(wine):
     report = demur.Classifier("la+nc", epochs=20, device="cpu").fit(x, y).report_
     rows = report["tuning"]["precision, nll, accuracy"]
     assert report["prior_precision"] in [row[0] for row in rows]
-    assert set(report["kept_by_class"]) <= {"barolo", "grignolino"}
-    assert all(0 <= value <= 1 for value in report["kept_by_class"].values())
+    assert set(report["coverage_by_class"]) <= {"barolo", "grignolino"}
+    assert all(0 <= value <= 1 for value in report["coverage_by_class"].values())
 
 
 def test_the_scaler_is_fitted_to_training_rows_alone(wine, fitted):
@@ -269,8 +269,8 @@ def test_columns_are_known_by_name(wine):
     assert np.isfinite(far.probability).all()
 
 
-def pictures(count: int = 90, side: int = 12) -> tuple[np.ndarray, np.ndarray]:
-    """Bright halves of dark pictures, upper or lower, in noise; uint8."""
+def images(count: int = 90, side: int = 12) -> tuple[np.ndarray, np.ndarray]:
+    """Bright halves of dark images, upper or lower, in noise; uint8."""
     generator = np.random.default_rng(0)
     y = np.arange(count) % 2
     x = generator.integers(0, 60, (count, 1, side, side))
@@ -279,8 +279,8 @@ def pictures(count: int = 90, side: int = 12) -> tuple[np.ndarray, np.ndarray]:
     return x.astype(np.uint8), y
 
 
-def test_pictures_may_be_whole_or_floats_and_have_their_channel_left_out():
-    x, y = pictures()
+def test_images_may_be_whole_or_floats_and_have_their_channel_left_out():
+    x, y = images()
     quick = replace_parameters(FAST, epochs=3)
     model = quick.fit(x, y)
     assert model.report_["outliers"] == "smooth+patches"
@@ -369,7 +369,7 @@ class Tied(nn.Module):
 
 
 def test_a_backbone_in_the_manner_of_timm():
-    x, y = pictures()
+    x, y = images()
     model = demur.Classifier(
         "la+nc", Backbone, synthetic="patches", epochs=8, lr=0.01, batch_size=16, device="cpu"
     ).fit(x, y)
@@ -409,8 +409,8 @@ def test_hugging_face_models_and_tied_weights(tmp_path):
 
 @pytest.fixture(scope="module")
 def trained() -> tuple[nn.Module, np.ndarray, np.ndarray]:
-    """A network of two outputs that knows pictures(), `lower` first."""
-    x, y = pictures(200)
+    """A network of two outputs that knows images(), `lower` first."""
+    x, y = images(200)
     model = Backbone(2)
     optimizer = torch.optim.Adam(model.parameters(), 0.02)
     inputs, labels = torch.from_numpy(x).float() / 255, torch.from_numpy(1 - y)

@@ -24,10 +24,10 @@ def write_rows(path, rows, y):
         csv.writer(file).writerows([["a", "b", "c", "kind"], *([*row, of] for row, of in zip(rows, y, strict=True))])
 
 
-def write_pictures(path, pixels, y):
-    for number, (picture, of) in enumerate(zip(pixels, y, strict=True)):
+def write_images(path, pixels, y):
+    for number, (image, of) in enumerate(zip(pixels, y, strict=True)):
         (path / of).mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture).save(path / of / f"{number:04d}.png")
+        Image.fromarray(image).save(path / of / f"{number:04d}.png")
 
 
 def write_texts(path, texts, y):
@@ -42,13 +42,13 @@ def make_data(kind, folder):
     if kind == "csv":
         sets = (draw.normal(size=(240, 3)) + 5 * group[:, None], *(c + draw.normal(size=(60, 3)) for c in (25, -25)))
         write, names = write_rows, ("train.csv", "test.csv", "shown.csv", "other.csv")
-    elif kind == "pictures":
+    elif kind == "images":
         spots = np.zeros((240, 12, 12), np.uint8)
         for number, of in enumerate(group):
             spots[number, 4 * of : 4 * of + 4] = draw.integers(150, 256, (4, 12))
         noise = [draw.integers(0, 256, (60, 12, 12), dtype=np.uint8), spots[:60].transpose(0, 2, 1)]
         sets = (spots, noise[1], noise[0])
-        write, names = write_pictures, ("train", "test", "shown", "other")
+        write, names = write_images, ("train", "test", "shown", "other")
     else:
         sets = (
             [" ".join(draw.choice(WORDS[5 * of :][:5], 6)) for of in group],
@@ -68,13 +68,13 @@ def read_csv(path):
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("kind", ["csv", "pictures", "jsonl"])
+@pytest.mark.parametrize("kind", ["csv", "images", "jsonl"])
 def test_fit_predict_evaluate(tmp_path, kind):
     (train, test, shown, other), y = make_data(kind, tmp_path)
     model = tmp_path / "model.demur"
-    label = () if kind == "pictures" else ("--label", "kind")
+    label = () if kind == "images" else ("--label", "kind")
     printed: list[str] = []
-    epochs = {"csv": 40, "pictures": 15, "jsonl": 10}[kind]
+    epochs = {"csv": 40, "images": 15, "jsonl": 10}[kind]
     assert called("fit", train, "-o", model, "--outliers", shown, "--epochs", epochs, *label, printed=printed) == (
         0,
         "",
@@ -86,10 +86,10 @@ def test_fit_predict_evaluate(tmp_path, kind):
     rows = read_csv(out)
     assert list(rows[0]) == ["input", "decision", "label", "probability", "outlier_score"]
     found = {row["input"]: row for row in rows}
-    names = sorted(f"{of}/{n:04d}.png" for n, of in enumerate(y)) if kind == "pictures" else map(str, range(1, 61))
+    names = sorted(f"{of}/{n:04d}.png" for n, of in enumerate(y)) if kind == "images" else map(str, range(1, 61))
     assert list(found) == list(names)
     right = [
-        row["label"] == (name.split("/")[0] if kind == "pictures" else y[int(name) - 1]) for name, row in found.items()
+        row["label"] == (name.split("/")[0] if kind == "images" else y[int(name) - 1]) for name, row in found.items()
     ]
     assert np.mean(right) > 0.9
     assert all(row["decision"] in (row["label"], "unsure", "unknown") for row in rows)
@@ -114,20 +114,20 @@ def test_fit_predict_evaluate(tmp_path, kind):
 
 @pytest.mark.filterwarnings("always:sharpness alone tells")
 def test_outliers_that_sharpness_tells_are_said_to_be_so(tmp_path):
-    (train, _, turned, noise), _ = make_data("pictures", tmp_path)
+    (train, _, turned, noise), _ = make_data("images", tmp_path)
     said: list[str] = []
     for number, options in enumerate(((turned,), (noise,), (noise, "--synthetic", "patches+spectrum_matched"))):
         model = tmp_path / f"{number}.demur"
         code, noted = called("fit", train, "-o", model, "--epochs", 1, "--outliers", *options, printed=said)
         assert code == 0
         assert ("sharpness alone tells the outliers" in noted) == (number == 1)
-    assert "60 given+patches+levelled" in said[2]
+    assert "60 given+patches+spectrum_matched" in said[2]
 
 
 @pytest.fixture(scope="module")
 def rows_model(tmp_path_factory):
     """A folder with `model`, fitted to columns a, b and c, and `test.csv`."""
-    folder = tmp_path_factory.mktemp("rows")
+    folder = tmp_path_factory.mktemp("tables")
     make_data("csv", folder)
     code, said = called("fit", folder / "train.csv", "-o", folder / "model", "--label", "kind", "--quick")
     assert code == 0, said
@@ -334,10 +334,13 @@ def test_fit_that_was_stopped_says_that_nothing_was_kept(rows_model, tmp_path, s
         ),
         (["fit", "train.csv", "-o", "new", "--label", "kind", "--outliers", "boxes"], "did you mean 'box'"),
         (["fit", "train.csv", "-o", "new", "--label", "kind", "--outliers", "gone.csv"], "gone.csv does not exist"),
-        (["fit", "train.csv", "-o", "new", "--label", "kind", "--keep", "2"], "keep 2.0 is not between 0 and 1"),
-        (["fit", "nothing", "-o", "new", "--keep", "nan"], "keep nan is not between 0 and 1"),
+        (
+            ["fit", "train.csv", "-o", "new", "--label", "kind", "--coverage", "2"],
+            "coverage 2.0 is not between 0 and 1",
+        ),
+        (["fit", "nothing", "-o", "new", "--coverage", "nan"], "coverage nan is not between 0 and 1"),
         (["fit", "train.csv", "-o", "new", "--label", "kind", "--device", "meta"], "device 'meta' is not available"),
-        (["fit", "train.csv", "-o", "new", "--size", "big"], "size 'big' is not that of a picture"),
+        (["fit", "train.csv", "-o", "new", "--size", "big"], "size 'big' is not that of an image"),
         (["fit", "train.csv", "-o", "no/where"], "the folder of no/where does not exist"),
         (["fit", "nothing", "-o", "new"], "nothing does not exist"),
         (["predict", "nothing", "test.csv"], "nothing does not exist"),

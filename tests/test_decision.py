@@ -34,17 +34,17 @@ def scored(scores) -> Prediction:
     return Prediction(torch.stack([1 - none, 0 * none], 1), none, 0 * none)
 
 
-@pytest.mark.parametrize(("keep", "count"), [(0.9, 30), (0.5, 9), (0.95, 19), (1e-11, 20)])
-def test_fresh_inliers_are_accepted_as_often_as_promised(keep, count):
+@pytest.mark.parametrize(("coverage", "count"), [(0.9, 30), (0.5, 9), (0.95, 19), (1e-11, 20)])
+def test_fresh_inliers_are_accepted_as_often_as_promised(coverage, count):
     generator = torch.Generator().manual_seed(0)
     accepted = []
     for _ in range(2000):
         none = torch.rand(count + 20, generator=generator)
-        accepted.append(calibrated(scored(none[:count]), "none_share", keep).accepts(scored(none[count:])).mean())
-    # without ties the probability is k / (n + 1), k = ceil((n + 1) keep)
-    exact = max(1, math.ceil(round((count + 1) * keep, 9))) / (count + 1)
+        accepted.append(calibrated(scored(none[:count]), "none_share", coverage).accepts(scored(none[count:])).mean())
+    # without ties the probability is k / (n + 1), k = ceil((n + 1) coverage)
+    exact = max(1, math.ceil(round((count + 1) * coverage, 9))) / (count + 1)
     assert np.mean(accepted) == pytest.approx(exact, abs=4 * np.std(accepted) / np.sqrt(len(accepted)))
-    assert keep <= exact
+    assert coverage <= exact
 
 
 def test_a_quantile_that_needs_more_than_there_are():
@@ -56,11 +56,11 @@ def test_a_quantile_that_needs_more_than_there_are():
     assert conformal_quantile(scores, 1e-11) == 1
 
 
-@pytest.mark.parametrize(("keep", "accepted"), [(0.5, 10), (0.9, 18), (0.95, 19), (0.05, 1)])
-def test_of_those_that_calibrate_the_stated_number_is_accepted(keep, accepted):
+@pytest.mark.parametrize(("coverage", "accepted"), [(0.5, 10), (0.9, 18), (0.95, 19), (0.05, 1)])
+def test_of_those_that_calibrate_the_stated_number_is_accepted(coverage, accepted):
     """The limit is one of their scores, and accepted itself."""
     inliers = scored(np.linspace(0.1, 0.4, 19))
-    assert calibrated(inliers, "none_share", keep).accepts(inliers).sum() == accepted
+    assert calibrated(inliers, "none_share", coverage).accepts(inliers).sum() == accepted
 
 
 def test_where_they_are_too_few_the_largest_score_is_the_limit():
@@ -176,7 +176,7 @@ def test_classes_with_few_answers_keep_the_promise_together():
 
 def test_few_answers_are_told():
     with pytest.warns(
-        UserWarning, match=r"1 of 2 classes are answered for fewer than 9 .* keep=0\.9 needs.* from 0 inl"
+        UserWarning, match=r"1 of 2 classes are answered for fewer than 9 .* coverage=0\.9 needs.* from 0 inl"
     ):
         decision = calibrated(scored(np.linspace(0, 0.2, 50)), "none_share", 0.9, by_class=True)
     assert decision.accept[0] == decision.accept[1]

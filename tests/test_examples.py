@@ -25,7 +25,7 @@ def test_the_first_ten_minutes():
 @pytest.mark.filterwarnings("ignore:the best prior precision")
 @pytest.mark.parametrize(("name", "small"), [("fashion", {"count": 200}), ("trec", {})])
 def test_the_examples_of_data_sets(name, small, data_root, tmp_path):
-    store = tmp_path / "data"  # so that decoded pictures are kept there
+    store = tmp_path / "data"  # so that decoded images are kept there
     store.mkdir()
     for folder in data_root.iterdir():
         (store / folder.name).symlink_to(folder)

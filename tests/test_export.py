@@ -17,8 +17,8 @@ DRAW = np.random.default_rng(0)
 GROUP = np.arange(1000) % 3
 Y = np.array(["low", "mid", "high"])[GROUP]
 INPUTS = {
-    "rows": 1e6 + 100 * (DRAW.normal(size=(1000, 4)) + 3 * GROUP[:, None]),  # far from 0: standardised in the graph
-    "pictures": (DRAW.integers(0, 90, (1000, 1, 8, 8)) + 80 * GROUP[:, None, None, None]).astype(np.uint8),
+    "tables": 1e6 + 100 * (DRAW.normal(size=(1000, 4)) + 3 * GROUP[:, None]),  # far from 0: standardised in the graph
+    "images": (DRAW.integers(0, 90, (1000, 1, 8, 8)) + 80 * GROUP[:, None, None, None]).astype(np.uint8),
     "texts": [" ".join(DRAW.choice(WORDS[4 * of :][:7], DRAW.integers(1, 12))) for of in GROUP],
 }
 
@@ -27,11 +27,11 @@ INPUTS = {
 @pytest.mark.parametrize(
     ("kind", "method"),
     [
-        ("rows", "la+nc"),
-        ("rows", "de+nc"),
-        ("rows", "map"),
-        ("rows", "vb+sl"),
-        ("pictures", "la+nc"),
+        ("tables", "la+nc"),
+        ("tables", "de+nc"),
+        ("tables", "map"),
+        ("tables", "vb+sl"),
+        ("images", "la+nc"),
         ("texts", "la+nc"),
     ],
 )
@@ -64,7 +64,7 @@ def test_a_graph_gives_what_the_model_gives(tmp_path, kind, method):
 
 @pytest.fixture(scope="module")
 def model():
-    return Classifier("map+nc", epochs=1, device="cpu").fit(INPUTS["rows"][:60], Y[:60])
+    return Classifier("map+nc", epochs=1, device="cpu").fit(INPUTS["tables"][:60], Y[:60])
 
 
 def test_far_from_all_data_the_numbers_stay_finite(tmp_path, model):
@@ -92,4 +92,4 @@ def test_what_cannot_be_exported_is_refused(tmp_path, model, monkeypatch):
     ready = Classifier("map", lambda outputs: torch.nn.Linear(4, outputs), kind="ready", epochs=1, device="cpu")
     monkeypatch.undo()
     with pytest.raises(ValueError, match="a model of ready inputs cannot be exported"):
-        export_onnx(ready.fit(INPUTS["rows"][:60].astype(np.float32), Y[:60]), tmp_path / "model.onnx")
+        export_onnx(ready.fit(INPUTS["tables"][:60].astype(np.float32), Y[:60]), tmp_path / "model.onnx")

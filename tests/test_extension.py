@@ -240,7 +240,7 @@ def test_names_in_files_import_nothing(mine: Path):
     """`choose`, which reads model files, knows its table alone; so do records, whose methods need not be there."""
     (mine / "evil.py").write_text("raise SystemExit(3)")
     with pytest.raises(ValueError, match="unknown kind of data 'evil:x'"):
-        choose({"rows": 1}, "evil:x", "kind of data")
+        choose({"tables": 1}, "evil:x", "kind of data")
     assert split_method("la+evil:x") == ("la", "evil:x")
     assert "evil" not in sys.modules
 

@@ -41,7 +41,7 @@ def layer_and_shape(request: pytest.FixtureRequest) -> tuple[FlipoutLayer, tuple
     return layer, shape
 
 
-def drawn(function: Callable[[], Tensor | dict[str, Tensor]]) -> Tensor | dict[str, Tensor]:
+def sampled(function: Callable[[], Tensor | dict[str, Tensor]]) -> Tensor | dict[str, Tensor]:
     """The function's random values, DRAWS of them in front."""
     return vmap(lambda _: function(), randomness="different", chunk_size=2000)(torch.zeros(DRAWS))
 
@@ -50,7 +50,7 @@ def test_mean_and_variance_are_those_of_random_weights(layer_and_shape) -> None:
     """Tolerance: five standard errors."""
     layer, shape = layer_and_shape
     x = torch.randn(3, *shape)
-    y = drawn(lambda: layer(x)).detach()
+    y = sampled(lambda: layer(x)).detach()
     # weights are independent: sum x**2 sigma**2, plus the bias's
     variance = functional_call(layer.mean, layer.variance(""), (x**2,))
     squares = (y - layer.mean(x)).square().detach()
@@ -59,7 +59,7 @@ def test_mean_and_variance_are_those_of_random_weights(layer_and_shape) -> None:
 
 
 def test_examples_are_decorrelated_but_the_outputs_of_one_are_not(layer_and_shape) -> None:
-    """Two equal inputs: the covariance within each is J diag(sigma**2) J', and between them 0, where one draw of the
+    """Two equal inputs: the covariance within each is J diag(sigma**2) J', and between them 0, where one sample of the
     weights for both would give the same again. Tolerance: five standard errors."""
     layer, shape = layer_and_shape
     x = torch.randn(1, *shape).expand(2, *shape)
@@ -68,7 +68,7 @@ def test_examples_are_decorrelated_but_the_outputs_of_one_are_not(layer_and_shap
     by_weight = {name: (j.flatten(1), layer.variance("")[name].flatten()) for name, j in jacobian.items()}
     covariance = sum(j * variance @ j.T for j, variance in by_weight.values())
 
-    noise = (drawn(lambda: layer(x)) - layer.mean(x)).detach().flatten(2)
+    noise = (sampled(lambda: layer(x)) - layer.mean(x)).detach().flatten(2)
     for other, expected in ((0, covariance), (1, torch.zeros_like(covariance))):
         products = noise[:, 0, :, None] * noise[:, other, None, :]
         assert ((products.mean(0) - expected) / products.std(0) * DRAWS**0.5).abs().max() < 5
@@ -86,7 +86,7 @@ def test_every_channel_of_an_example_has_a_sign_of_its_own(layer: nn.Module, cha
     torch.manual_seed(0)
     flipout = FlipoutLayer(layer, 0.0)
     x = torch.randn(1, 3, 1).expand(2, 3, 4) if channels_first else torch.randn(1, 1, 3).expand(2, 4, 3)
-    noise = (drawn(lambda: flipout(x)) - layer(x)).detach()
+    noise = (sampled(lambda: flipout(x)) - layer(x)).detach()
     if not channels_first:
         noise = noise.mT
     torch.testing.assert_close(noise, noise[..., :1].expand_as(noise), rtol=1e-3, atol=1e-4)
@@ -116,7 +116,7 @@ def test_gradients_agree_with_per_example_weights(layer_and_shape) -> None:
 
     def gradients(network: Callable[[dict[str, Tensor]], Tensor]) -> dict[str, Tensor]:
         loss = lambda parameters: 0.5 * (network(parameters) - target).square().sum()  # noqa: E731
-        return drawn(lambda: grad(loss)(parameters))
+        return sampled(lambda: grad(loss)(parameters))
 
     ours, oracle = gradients(by_flipout), gradients(by_example)
     for name in parameters:
@@ -209,7 +209,7 @@ def test_the_papers_penalty_averages_within_a_layer() -> None:
         means.append(kl_by_torch(of_layer, 1.0) / sum(value.numel() for value in its.values()))
     assert losses == [pytest.approx(0.1 * sum(means) / 96, rel=1e-5)]
     assert all((value.log() + 6).abs().max() < 1e-5 for value in posterior.variance.values())
-    assert (posterior.num_draws, posterior.seed, posterior.over_head) == (10, 0, False)
+    assert (posterior.num_samples, posterior.seed, posterior.over_head) == (10, 0, False)
     assert Flipout().parts(Recipe()) == []
 
 

@@ -28,7 +28,7 @@ def here(tmp_path: Path) -> Path:
     return tmp_path / "files"
 
 
-def pictures(count: int, shape: tuple[int, ...] = (28, 28), seed: int = 0) -> np.ndarray:
+def random_images(count: int, shape: tuple[int, ...] = (28, 28), seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, *shape), dtype=np.uint8)
 
 
@@ -42,16 +42,16 @@ def check(store: Store, name: str, split: str, pixels: np.ndarray, labels: list[
 
 
 def save(folder: Path, pixels: np.ndarray, names: list[str], kind: str = "png") -> None:
-    for index, (picture, name) in enumerate(zip(pixels, names, strict=True)):
+    for index, (image, name) in enumerate(zip(pixels, names, strict=True)):
         (folder / name).mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture).save(folder / name / f"{index:03d}.{kind}")
+        Image.fromarray(image).save(folder / name / f"{index:03d}.{kind}")
 
 
 def test_class_folders_of_ones_own(store: Store, here: Path) -> None:
-    pixels = pictures(6, (9, 7, 3))
+    pixels = random_images(6, (9, 7, 3))
     save(here / "train", pixels[:4], ["cat", "cat", "dog", "newt"])
     save(here / "val", pixels[4:], ["newt", "dog"], "bmp")
-    (here / "train/cat/Thumbs.db").write_bytes(b"no picture")
+    (here / "train/cat/Thumbs.db").write_bytes(b"no image")
     written = add(store, "pets", here)
     assert [path.name.split("-")[0] for path in written] == ["train", "validation"]
     check(store, "pets", "train", pixels[:4], [0, 0, 1, 2])
@@ -63,7 +63,7 @@ def test_class_folders_of_ones_own(store: Store, here: Path) -> None:
 
 
 def test_class_folders_of_a_known_set_are_numbered_as_it_is(store: Store, here: Path) -> None:
-    pixels = pictures(2, (32, 32, 3))
+    pixels = random_images(2, (32, 32, 3))
     save(here, pixels, ["frog", "truck"])
     add(store, "cifar10", here, "test")
     check(store, "cifar10", "test", pixels, [6, 9])
@@ -73,24 +73,24 @@ def test_class_folders_of_a_known_set_are_numbered_as_it_is(store: Store, here: 
 
 
 def test_numbered_class_folders(store: Store, here: Path) -> None:
-    pixels = pictures(3)
+    pixels = random_images(3)
     save(here, pixels, ["2", "2", "9"])
     add(store, "fashion_mnist", here, "test")
     check(store, "fashion_mnist", "test", pixels, [2, 2, 9])
 
 
 def test_folders_that_cannot_be_added(store: Store, here: Path) -> None:
-    with pytest.raises(ValueError, match="holds no folders of pictures"):
+    with pytest.raises(ValueError, match="holds no folders of images"):
         add(store, "mine", here)
-    save(here, pictures(1), ["a"])
-    save(here, pictures(1, (28, 28, 3)), ["b"])
+    save(here, random_images(1), ["a"])
+    save(here, random_images(1, (28, 28, 3)), ["b"])
     with pytest.raises(ValueError, match=r"b/000\.png is 28x28 colour, 000\.png 28x28 grey; bring all to one size"):
         add(store, "mine", here)
     (here / "b/000.png").write_bytes((here / "a/000.png").read_bytes()[:80])
-    with pytest.raises(ValueError, match=r"b/000\.png cannot be read as a picture"):
+    with pytest.raises(ValueError, match=r"b/000\.png cannot be read as an image"):
         add(store, "mine", here)
     (here / "b/000.png").unlink()
-    with pytest.raises(ValueError, match=r"has pictures of shape \(1, 28, 28\), svhn of \(3, 32, 32\)"):
+    with pytest.raises(ValueError, match=r"has images of shape \(1, 28, 28\), svhn of \(3, 32, 32\)"):
         add(store, "svhn", here)
     with pytest.raises(ValueError, match=r"holds images, sst is a set of text"):
         add(store, "sst", here)
@@ -101,7 +101,7 @@ def test_folders_that_cannot_be_added(store: Store, here: Path) -> None:
 
 
 def test_npz(store: Store, here: Path) -> None:
-    pixels = pictures(5, (8, 8, 3))
+    pixels = random_images(5, (8, 8, 3))
     np.savez(here / "plain.npz", images=pixels, labels=np.arange(5)[:, None])
     add(store, "plain", here / "plain.npz")
     check(store, "plain", "train", pixels, [0, 1, 2, 3, 4])
@@ -116,12 +116,12 @@ def test_npz(store: Store, here: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"a": np.zeros(3)}, "has arrays a; name the pictures x or images"),
+        ({"a": np.zeros(3)}, "has arrays a; name the images x or images"),
         ({"x": np.zeros((2, 8, 8))}, r"are float64 \(2, 8, 8\); give uint8"),
-        ({"x": pictures(2, (8, 8, 2))}, r"are uint8 \(2, 8, 8, 2\); give uint8"),
-        ({"x": pictures(2), "y": np.zeros(3, int)}, "has 2 inputs and 3 labels"),
-        ({"x": pictures(2), "y": np.zeros(2)}, "has labels of type float64"),
-        ({"x": pictures(2), "y": np.array([0, -1])}, "has label -1"),
+        ({"x": random_images(2, (8, 8, 2))}, r"are uint8 \(2, 8, 8, 2\); give uint8"),
+        ({"x": random_images(2), "y": np.zeros(3, int)}, "has 2 inputs and 3 labels"),
+        ({"x": random_images(2), "y": np.zeros(2)}, "has labels of type float64"),
+        ({"x": random_images(2), "y": np.array([0, -1])}, "has label -1"),
         ({"x": np.array([{}], dtype=object)}, "cannot be read as npz"),
     ],
 )
@@ -134,12 +134,12 @@ def test_npz_that_cannot_be_added(store: Store, here: Path, arrays: dict, messag
 
 
 def test_labels_beyond_a_known_sets_classes(store: Store, here: Path) -> None:
-    np.savez(here / "mine.npz", x=pictures(1), y=[10])
+    np.savez(here / "mine.npz", x=random_images(1), y=[10])
     with pytest.raises(ValueError, match="has label 10; labels of mnist are 0 to 9"):
         add(store, "mnist", here / "mine.npz")
-    np.savez(here / "mine.npz", x=pictures(2), y=["a", "z"])
+    np.savez(here / "mine.npz", x=random_images(2), y=["a", "z"])
     add(store, "emnist_letters", here / "mine.npz")
-    check(store, "emnist_letters", "train", pictures(2), [1, 26])
+    check(store, "emnist_letters", "train", random_images(2), [1, 26])
 
 
 def test_csv_of_texts(store: Store, here: Path) -> None:
@@ -157,9 +157,9 @@ def test_csv_of_texts(store: Store, here: Path) -> None:
 
 @pytest.mark.parametrize("header", [True, False])
 def test_csv_of_pixels(store: Store, here: Path, header: bool) -> None:
-    pixels = pictures(4)
+    pixels = random_images(4)
     rows = ["label," + ",".join(f"pixel{n}" for n in range(784))] if header else []
-    rows += [f"{n}," + ",".join(map(str, picture.ravel())) for n, picture in enumerate(pixels)]
+    rows += [f"{n}," + ",".join(map(str, image.ravel())) for n, image in enumerate(pixels)]
     (here / "mnist_train.csv").write_text("\n".join(rows))
     add(store, "mnist", here / "mnist_train.csv")
     check(store, "mnist", "train", pixels, [0, 1, 2, 3])
@@ -196,7 +196,7 @@ def idx(array: np.ndarray) -> bytes:
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_idx(store: Store, here: Path, packed: bool) -> None:
-    pixels, labels = pictures(7), np.arange(7, dtype=np.uint8)
+    pixels, labels = random_images(7), np.arange(7, dtype=np.uint8)
     for word, rows in (("train", slice(0, 4)), ("t10k", slice(4, 7))):
         for kind, array in (("images-idx3", pixels), ("labels-idx1", labels)):
             content = idx(array[rows])
@@ -208,8 +208,8 @@ def test_idx(store: Store, here: Path, packed: bool) -> None:
     check(store, "mnist", "test", pixels[4:], [4, 5, 6])
 
 
-def test_emnists_pictures_are_set_upright(store: Store, here: Path) -> None:
-    pixels = pictures(2)
+def test_emnists_images_are_set_upright(store: Store, here: Path) -> None:
+    pixels = random_images(2)
     (here / "emnist-letters-test-images-idx3-ubyte").write_bytes(idx(pixels.transpose(0, 2, 1).copy()))
     (here / "emnist-letters-test-labels-idx1-ubyte").write_bytes(idx(np.array([1, 26], np.uint8)))
     add(store, "emnist_letters", here / "emnist-letters-test-images-idx3-ubyte")
@@ -218,11 +218,11 @@ def test_emnists_pictures_are_set_upright(store: Store, here: Path) -> None:
 
 def test_idx_that_cannot_be_added(store: Store, here: Path) -> None:
     file = here / "train-images-idx3-ubyte"
-    file.write_bytes(idx(pictures(2)))
-    with pytest.raises(ValueError, match="needs a file of pictures and, beside it, train-labels-idx1-ubyte"):
+    file.write_bytes(idx(random_images(2)))
+    with pytest.raises(ValueError, match="needs a file of images and, beside it, train-labels-idx1-ubyte"):
         add(store, "mnist", here)
     (here / "train-labels-idx1-ubyte").write_bytes(idx(np.zeros(2, np.uint8)))
-    file.write_bytes(idx(pictures(2))[:-1])
+    file.write_bytes(idx(random_images(2))[:-1])
     with pytest.raises(ValueError, match="train-images-idx3-ubyte cannot be read as IDX"):
         add(store, "mnist", here)
     file.write_bytes(b"")
@@ -269,14 +269,14 @@ def old_pickle(pixels: np.ndarray, key: str, labels: list[int]) -> bytes:
 
 
 def test_the_pickles_written_here_are_what_python_reads(here: Path) -> None:
-    pixels = pictures(3, (32, 32, 3))
+    pixels = random_images(3, (32, 32, 3))
     content = pickle.loads(old_pickle(pixels, "labels", [5, 0, 9]), encoding="latin-1")
     np.testing.assert_array_equal(content["data"].reshape(3, 3, 32, 32).transpose(0, 2, 3, 1), pixels)
     assert content["labels"] == [5, 0, 9]
 
 
 def test_cifar10(store: Store, here: Path) -> None:
-    pixels = pictures(12, (32, 32, 3))
+    pixels = random_images(12, (32, 32, 3))
     for batch in range(5):
         rows = slice(2 * batch, 2 * batch + 2)
         (here / f"data_batch_{batch + 1}").write_bytes(old_pickle(pixels[rows], "labels", [batch, 9]))
@@ -291,7 +291,7 @@ def test_cifar10(store: Store, here: Path) -> None:
 
 
 def test_cifar100(store: Store, here: Path) -> None:
-    pixels = pictures(300, (32, 32, 3))
+    pixels = random_images(300, (32, 32, 3))
     (here / "train").write_bytes(old_pickle(pixels, "fine_labels", [99] * 300))
     (here / "test").write_bytes(old_pickle(pixels[:2], "fine_labels", [0, 50]))
     (here / "meta").write_bytes(b"not read")
@@ -329,7 +329,7 @@ def test_a_pickle_with_anything_else_in_it_is_refused_unread(
 
 
 def test_svhn(store: Store, here: Path) -> None:
-    pixels = pictures(4, (32, 32, 3))
+    pixels = random_images(4, (32, 32, 3))
     labels = np.array([[1], [10], [9], [10]], np.uint8)
     scipy.io.savemat(here / "train_32x32.mat", {"X": pixels.transpose(1, 2, 3, 0), "y": labels})
     scipy.io.savemat(here / "test_32x32.mat", {"X": pixels[:2].transpose(1, 2, 3, 0), "y": labels[:2]})
@@ -346,13 +346,13 @@ def test_svhn(store: Store, here: Path) -> None:
 def test_cifar10_c(store: Store, here: Path) -> None:
     labels = np.arange(10)
     for seed, name in enumerate(["fog", "gaussian_noise"]):
-        np.save(here / f"{name}.npy", pictures(10, (32, 32, 3), seed))
+        np.save(here / f"{name}.npy", random_images(10, (32, 32, 3), seed))
     np.save(here / "labels.npy", labels)
     add(store, "cifar10_c", here)
-    check(store, "cifar10_c", "gaussian_noise", pictures(10, (32, 32, 3), 1), labels.tolist())
+    check(store, "cifar10_c", "gaussian_noise", random_images(10, (32, 32, 3), 1), labels.tolist())
     other = Store(store.root / "other")
     add(other, "cifar10_c", here / "fog.npy")
-    check(other, "cifar10_c", "fog", pictures(10, (32, 32, 3), 0), labels.tolist())
+    check(other, "cifar10_c", "fog", random_images(10, (32, 32, 3), 0), labels.tolist())
     np.save(here / "fog.npy", np.array([Attack], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match=r"fog\.npy cannot be read as npy"):
         add(store, "cifar10_c", here, "fog")
@@ -366,9 +366,9 @@ def test_cifar10_c(store: Store, here: Path) -> None:
 
 def test_large_sets_are_written_in_shards(store: Store, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "SHARD_ROWS", 3)
-    np.savez(here / "mine.npz", x=pictures(7), y=np.arange(7))
+    np.savez(here / "mine.npz", x=random_images(7), y=np.arange(7))
     assert len(add(store, "mine", here / "mine.npz")) == 3
-    check(store, "mine", "train", pictures(7), list(range(7)))
+    check(store, "mine", "train", random_images(7), list(range(7)))
 
 
 def test_what_is_no_data(store: Store, here: Path) -> None:
@@ -377,7 +377,7 @@ def test_what_is_no_data(store: Store, here: Path) -> None:
     (here / "mine.docx").write_bytes(b"")
     with pytest.raises(ValueError, match=r"mine\.docx is of no known kind; give a folder of class folders"):
         add(store, "mine", here / "mine.docx")
-    np.savez(here / "mine.npz", x=pictures(1))
+    np.savez(here / "mine.npz", x=random_images(1))
     with pytest.raises(ValueError, match=r"data set '\.\./mine' is not one word"):
         add(store, "../mine", here / "mine.npz")
 

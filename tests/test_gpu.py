@@ -1,5 +1,5 @@
 """What only a GPU does: steps recorded as a CUDA graph, bfloat16, networks trained side by side; and what it must do as
-a CPU does: draws, predictions, the Fisher, resumed training. Skipped where there is none.
+a CPU does: samples, predictions, the Fisher, resumed training. Skipped where there is none.
 
 Bits are compared with cuDNN held to one way of computing a convolution; which way is fastest may differ between runs.
 """
@@ -38,8 +38,8 @@ NETWORKS = {
 }
 METHODS: dict[str, Inference] = {
     "map": MAP(),
-    "vb": VariationalBayes(num_draws=3),
-    "flipout": Flipout(num_draws=3),
+    "vb": VariationalBayes(num_samples=3),
+    "flipout": Flipout(num_samples=3),
     "csghmc": CyclicalSGHMC(cycles=2, samples_per_cycle=2, length=1.0),
 }
 RECIPE = Recipe(epochs=8, batch_size=32, lr=1e-2)  # 24 steps, of which 3 are plain before the rest is recorded
@@ -224,11 +224,11 @@ def test_draws_and_predictions_are_the_cpus(over_head):
     variance = {name: torch.rand_like(network.get_parameter(name)) for name in names}
     here = Mixture((Point(network), Gaussian(network, variance, seed=3, over_head=over_head)))
     on_cpu = predict(here, none_class(3), x)
-    draw = here.parts[1].sample(5)
+    sample = here.parts[1].parameters_at(5)
     network.cuda()
     there = Gaussian(network, {name: v.cuda() for name, v in variance.items()}, seed=3, over_head=over_head)
-    for name, value in draw.items():
-        torch.testing.assert_close(there.sample(5)[name].cpu(), value, rtol=1e-6, atol=1e-6)
+    for name, value in sample.items():
+        torch.testing.assert_close(there.parameters_at(5)[name].cpu(), value, rtol=1e-6, atol=1e-6)
     for _ in range(2):  # the second time with what was kept of the first
         on_gpu = predict(Mixture((Point(network), there)), none_class(3), x.cuda())
         for name in ("probs", "none", "expected_entropy"):

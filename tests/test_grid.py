@@ -123,7 +123,7 @@ FOLDERS = {
     Cell("blobs", "la+sl", epochs=5): "blobs-la+sl-0-76e469e21027e4dc",
     Cell("fashion_mnist", "map", convention="published"): "fashion_mnist-map-0-2773866e01deae67",
     Cell("fashion_mnist", "vb+sl", 0, "published", "tiny_imagenet32"): "fashion_mnist-vb+sl-0-98d9a6458a5e4db6",
-    Cell("cifar10", "map+oe", 0, "published", "tiny_imagenet32_levelled"): "cifar10-map+oe-0-34a83ec1829cbcbb",
+    Cell("cifar10", "map+oe", 0, "published", "tiny_imagenet32_spectrum_matched"): "cifar10-map+oe-0-34a83ec1829cbcbb",
 }
 
 

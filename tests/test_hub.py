@@ -19,7 +19,7 @@ from PIL import Image
 
 from demur.data import hub
 from demur.data.catalogue import CATALOGUE, HubFiles
-from demur.data.store import Store, picture_column
+from demur.data.store import Store, image_column
 
 pytest.importorskip("huggingface_hub")
 
@@ -125,19 +125,19 @@ def png(pixels: np.ndarray) -> bytes:
     return out.getvalue()
 
 
-def pictures(count: int, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+def random_images(count: int, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, *shape), dtype=np.uint8)
 
 
 @pytest.fixture
 def kmnist(server: FakeHub) -> np.ndarray:
-    """60 pictures on the server, in two files, beside files of no concern."""
-    pixels = pictures(60, (28, 28))
+    """60 images on the server, in two files, beside files of no concern."""
+    pixels = random_images(60, (28, 28))
     halves = [(pixels[:30], list(range(10)) * 3), (pixels[30:], [7] * 30)]
     server.repo = "tanganke/kmnist"
     server.files = {"README.md": b"kmnist", "kmnist/train-00000-of-00001.parquet": b"not asked for"}
     for index, (some, labels) in enumerate(halves):
-        columns = {"image": picture_column(map(png, some)), "label": labels, "other": ["x"] * len(some)}
+        columns = {"image": image_column(map(png, some)), "label": labels, "other": ["x"] * len(some)}
         server.files[f"kmnist/test-0000{index}-of-00002.parquet"] = parquet(columns)
     return pixels
 
@@ -254,10 +254,10 @@ def test_texts_from_structs_trimmed_limited_and_without_headings(
     assert Store(tmp_path).texts("multi30k", "test")[0] == ["0a", "0b", "0c", "1a", "1b"]
 
 
-def test_larger_pictures_are_averaged_down(server: FakeHub, tmp_path: Path) -> None:
-    pixels = pictures(3, (64, 64, 3))
+def test_larger_images_are_averaged_down(server: FakeHub, tmp_path: Path) -> None:
+    pixels = random_images(3, (64, 64, 3))
     server.repo = "zh-plus/tiny-imagenet"
-    columns = {"image": picture_column(map(png, pixels)), "label": [0, 199, 5]}
+    columns = {"image": image_column(map(png, pixels)), "label": [0, 199, 5]}
     server.files = {"data/train-00000-of-00001-1359597a978bc4fa.parquet": parquet(columns)}
     hub.get(Store(tmp_path), "tiny_imagenet32", endpoint=server.url)
     images, _ = Store(tmp_path).images("tiny_imagenet32", "train")
@@ -276,8 +276,8 @@ def test_what_the_hub_does_not_have(server: FakeHub, kmnist: np.ndarray, tmp_pat
         hub.get(Store(tmp_path), "kmnist", ["tset"], endpoint=server.url)
     with pytest.raises(ValueError, match=r"ylecun/mnist could not be found on the hub \(.*404"):
         hub.get(Store(tmp_path), "mnist", endpoint=server.url)
-    server.files = {"kmnist/test-00000-of-00001.parquet": parquet({"picture": ["x"]})}
-    with pytest.raises(ValueError, match="has no column 'image' any more but picture"):
+    server.files = {"kmnist/test-00000-of-00001.parquet": parquet({"image": ["x"]})}
+    with pytest.raises(ValueError, match="has no column 'image' any more but image"):
         hub.get(Store(tmp_path), "kmnist", endpoint=server.url)
     server.files = {"README.md": b""}
     with pytest.raises(ValueError, match=r"has no file kmnist/test-\*\.parquet any more"):

@@ -1,4 +1,4 @@
-"""The paper's picture tasks: which sets go with which, what is done to pictures, and that none is in two splits."""
+"""The paper's image tasks: which sets go with which, what is done to images, and that none is in two splits."""
 
 import csv
 import json
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from demur.data.catalogue import CATALOGUE
 from demur.data.formats import to_png
-from demur.data.store import MissingData, Store, picture_column
+from demur.data.store import MissingData, Store, image_column
 from demur.networks import as_input
 from demur.outliers.noise import Mixed, smooth
-from demur.outliers.spectrum import Levelled, mean_power
+from demur.outliers.spectrum import Matched, mean_power
 from demur.paper.grid import SETTINGS, setting
 from demur.streams import generator_for
 from demur.tasks import IMAGES, TASKS, load
@@ -30,7 +30,7 @@ from demur.tasks.images import (
     fitted,
     image_task,
     mnist,
-    photographs_of,
+    natural_outliers,
     shows_class_of,
     to_train_with,
 )
@@ -45,21 +45,21 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def random_pictures(count: int, shape: tuple[int, ...], seed: int = 0) -> Tensor:
+def random_images(count: int, shape: tuple[int, ...], seed: int = 0) -> Tensor:
     return torch.randint(256, (count, *shape), generator=generator(seed), dtype=torch.uint8)
 
 
 def write(store: Store, name: str, split: str, count: int, labels: int) -> None:
     known = CATALOGUE[name]
-    pixels = random_pictures(count, known.shape or (), seed=sum(map(ord, name + split))).permute(0, 2, 3, 1).numpy()
+    pixels = random_images(count, known.shape or (), seed=sum(map(ord, name + split))).permute(0, 2, 3, 1).numpy()
     y = [known.first_label + i % labels for i in range(count)]
-    columns = {"image": picture_column(map(to_png, pixels)), "label": y}
+    columns = {"image": image_column(map(to_png, pixels)), "label": y}
     store.write(name, split, [pa.table(columns)], "a test")
 
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """A few random pictures of every set; the outliers have four classes, two of which are also CIFAR-10's."""
+    """A few random images of every set; the outliers have four classes, two of which are also CIFAR-10's."""
     store = Store(tmp_path_factory.mktemp("whole"))
     for name in IMAGES:
         write(store, name, "train", 70, 10)
@@ -100,7 +100,7 @@ def test_ood_sets_are_the_papers_and_far_away(whole: Store, name: str) -> None:
     assert task.classes == CATALOGUE[name].classes
 
 
-def test_smooth_noise_to_test_with_is_made_from_the_test_pictures(whole: Store) -> None:
+def test_smooth_noise_to_test_with_is_made_from_the_test_images(whole: Store) -> None:
     task = mnist(whole)
     draws = generator_for("test noise")
     torch.randint(256, (40, *GREY), generator=draws, dtype=torch.uint8)  # the uniform noise comes first
@@ -136,28 +136,28 @@ def test_at_most_10000_inputs_always_the_same() -> None:
     ("validation", "sizes"),
     [("train", {"train": 63, "validation": 7, "test": 40}), ("test", {"train": 63, "validation": 4, "test": 36})],
 )
-def test_every_picture_is_in_one_split_with_its_label(whole: Store, validation: str, sizes: dict[str, int]) -> None:
+def test_every_image_is_in_one_split_with_its_label(whole: Store, validation: str, sizes: dict[str, int]) -> None:
     for name in IMAGES:
         task = image_task(name, whole, validation=validation)  # type: ignore[arg-type]
         splits = {"train": task.training.train, "validation": task.training.validation, "test": task.testing.test}
         assert {split: len(data) for split, data in splits.items()} == sizes
         found = [pair for data in splits.values() for pair in zip(rows(data.x), data.y.tolist(), strict=True)]
         stored = [whole.images(name, split) for split in ("train", "test")]
-        assert len({picture for picture, _ in found}) == sum(sizes.values())
+        assert len({image for image, _ in found}) == sum(sizes.values())
         assert set(found) <= {pair for x, y in stored for pair in zip(rows(x), y.tolist(), strict=True)}  # type: ignore[union-attr]
         assert torch.equal(task.training.train.x, image_task(name, whole).training.train.x)  # networks can be shared
         held_out = whole.images(name, validation)[0]
         assert set(rows(task.training.validation.x)) < set(rows(held_out))
 
 
-def test_test_pictures_keep_the_order_of_the_file_and_training_pictures_do_not(whole: Store) -> None:
+def test_test_images_keep_the_order_of_the_file_and_training_images_do_not(whole: Store) -> None:
     task = mnist(whole)
     assert torch.equal(task.testing.test.x, whole.images("mnist", "test")[0])
     assert task.training.train.y[:20].tolist() != [i % 10 for i in range(20)]
     assert torch.equal(task.training.train.x, mnist(whole).training.train.x)
 
 
-def test_limit_keeps_the_first_training_pictures(whole: Store) -> None:
+def test_limit_keeps_the_first_training_images(whole: Store) -> None:
     task, limited = mnist(whole), mnist(whole, limit=20, outliers="smooth")
     assert torch.equal(limited.training.train.x, task.training.train.x[:20])
     assert torch.equal(limited.training.validation.x, task.training.validation.x)
@@ -185,11 +185,11 @@ def test_outliers_by_name(whole: Store) -> None:
     shuffled = mnist(whole, outliers="patches").training.outliers.epoch(generator())
     assert torch.equal(shuffled.flatten(1).sort(1).values, task.training.train.x.flatten(1).sort(1).values)
     assert not torch.equal(shuffled, task.training.train.x)
-    levelled = image_task("cifar10", whole, outliers="patches+tiny_imagenet32_levelled")
-    assert isinstance(levelled.training.outliers, Mixed)
-    assert isinstance(levelled.training.outliers.sources[1], Levelled)
-    assert torch.equal(levelled.training.outliers.sources[1].power, mean_power(levelled.training.train.x))
-    assert levelled.notes["tiny_imagenet32"] == "stands in for imagenet32"
+    matched = image_task("cifar10", whole, outliers="patches+tiny_imagenet32_spectrum_matched")
+    assert isinstance(matched.training.outliers, Mixed)
+    assert isinstance(matched.training.outliers.sources[1], Matched)
+    assert torch.equal(matched.training.outliers.sources[1].power, mean_power(matched.training.train.x))
+    assert matched.notes["tiny_imagenet32"] == "stands in for imagenet32"
     with pytest.raises(ValueError, match="unknown outliers 'tiny_imagnet'; did you mean 'tiny_imagenet32'"):
         mnist(whole, outliers="tiny_imagnet")
     with pytest.raises(MissingData, match=r"'imagenet32' .* demur data get imagenet32"):
@@ -197,26 +197,26 @@ def test_outliers_by_name(whole: Store) -> None:
 
 
 def test_the_papers_outliers_are_taken_where_they_are(store: Store) -> None:
-    assert photographs_of(store) == "tiny_imagenet32"
+    assert natural_outliers(store) == "tiny_imagenet32"
     write(store, "imagenet32", "train", 8, 1)
-    assert photographs_of(store) == "imagenet32"
+    assert natural_outliers(store) == "imagenet32"
     task = image_task("cifar10", store)
     assert len(task.training.outliers.epoch(generator())) == 8
     assert task.notes == {}
 
 
-def test_half_the_outliers_are_windows_of_the_padded_grey_picture_and_half_are_resized() -> None:
-    pictures = random_pictures(2000, (3, 32, 32))
-    source = to_train_with(pictures, GREY)
+def test_half_the_outliers_are_windows_of_the_padded_grey_image_and_half_are_resized() -> None:
+    images = random_images(2000, (3, 32, 32))
+    source = to_train_with(images, GREY)
     made = source.epoch(generator())
-    grey = np.stack([np.asarray(Image.fromarray(p).convert("L")) for p in pictures.permute(0, 2, 3, 1).numpy()])
+    grey = np.stack([np.asarray(Image.fromarray(p).convert("L")) for p in images.permute(0, 2, 3, 1).numpy()])
     padded = np.pad(grey.astype(int), ((0, 0), (2, 2), (2, 2)))
     window = np.zeros(2000, int)
     for down in range(9):
         for right in range(9):
             same = np.abs(made[:, 0].numpy() - padded[:, down : down + 28, right : right + 28]).max((1, 2)) <= 1
             window[same] += 1 + 9 * down + right
-    resized = (made == fitted(pictures, GREY)).flatten(1).all(1).numpy()
+    resized = (made == fitted(images, GREY)).flatten(1).all(1).numpy()
     assert ((window > 0) != resized).all()
     assert 900 < resized.sum() < 1100
     assert set(window) == set(range(82))
@@ -238,12 +238,12 @@ def test_where_somebody_listed_the_overlap_the_list_decides(store: Store) -> Non
     (store.root / "tiny_imagenet32/cifar10_overlap.json").write_text(json.dumps(listed))
     x, y = store.images("tiny_imagenet32", "train")
     assert y is not None
-    plain, levelled = (
+    plain, matched = (
         image_task("cifar10", store, outliers=outliers, exclude_overlap=True).training.outliers
-        for outliers in ("tiny_imagenet32", "tiny_imagenet32_levelled")
+        for outliers in ("tiny_imagenet32", "tiny_imagenet32_spectrum_matched")
     )
-    assert isinstance(levelled, Levelled)
-    for source in (plain, levelled.source):
+    assert isinstance(matched, Matched)
+    for source in (plain, matched.source):
         assert torch.equal(source.epoch(generator()), x[y != 3])
 
 
@@ -268,21 +268,21 @@ def test_classes_without_names_cannot_be_left_out(store: Store) -> None:
         mnist(store, exclude_overlap=True)
 
 
-# pictures of another kind
+# images of another kind
 
 
-def pillow(picture: Tensor, mode: str, size: int) -> np.ndarray:
-    given = picture.permute(1, 2, 0).numpy()
-    image = Image.fromarray(given[..., 0] if given.shape[2] == 1 else given)
-    converted = np.asarray(image.convert(mode).resize((size, size), Image.Resampling.BILINEAR))
+def pillow(image: Tensor, mode: str, size: int) -> np.ndarray:
+    given = image.permute(1, 2, 0).numpy()
+    shown = Image.fromarray(given[..., 0] if given.shape[2] == 1 else given)
+    converted = np.asarray(shown.convert(mode).resize((size, size), Image.Resampling.BILINEAR))
     return converted.reshape(size, size, -1).transpose(2, 0, 1).astype(int)
 
 
 @pytest.mark.parametrize(("given", "wanted", "mode"), [(COLOUR, GREY, "L"), (GREY, COLOUR, "RGB")])
 def test_colours_and_sizes_are_changed_as_pillow_does(given: torch.Size, wanted: torch.Size, mode: str) -> None:
-    x = random_pictures(100, given)
-    for mine, picture in zip(fitted(x, wanted).numpy().astype(int), x, strict=True):
-        assert np.abs(mine - pillow(picture, mode, wanted[1])).max() <= 1
+    x = random_images(100, given)
+    for mine, image in zip(fitted(x, wanted).numpy().astype(int), x, strict=True):
+        assert np.abs(mine - pillow(image, mode, wanted[1])).max() <= 1
     assert fitted(x, given) is x
 
 
@@ -293,8 +293,8 @@ def test_colours_and_sizes_are_changed_as_pillow_does(given: torch.Size, wanted:
     ("jitter", "mode"),
     [(Jitter(2), "constant"), (Jitter(4, "edge"), "edge"), (Jitter(4, "reflect", flip=True), "reflect")],
 )
-def test_half_stay_as_they_are_and_the_rest_are_windows_of_the_padded_picture(jitter: Jitter, mode: str) -> None:
-    x, reach = random_pictures(6000, (3, 9, 10)), jitter.reach
+def test_half_stay_as_they_are_and_the_rest_are_windows_of_the_padded_image(jitter: Jitter, mode: str) -> None:
+    x, reach = random_images(6000, (3, 9, 10)), jitter.reach
     made = jitter(x, generator()).numpy()
     assert made.dtype == np.uint8
     padded = np.pad(x.numpy(), ((0, 0), (0, 0), (reach, reach), (reach, reach)), mode=mode)  # type: ignore[call-overload]
@@ -313,7 +313,7 @@ def test_half_stay_as_they_are_and_the_rest_are_windows_of_the_padded_picture(ji
 
 
 def test_variation_goes_by_its_generator() -> None:
-    x, jitter, draws = random_pictures(50, (3, 32, 32)), Jitter(4, "reflect", flip=True), generator()
+    x, jitter, draws = random_images(50, (3, 32, 32)), Jitter(4, "reflect", flip=True), generator()
     first, second = jitter(x, draws), jitter(x, draws)
     assert torch.equal(first, jitter(x, generator()))
     assert not torch.equal(first, second)

@@ -53,7 +53,7 @@ def test_every_method_keeps_the_contract(method_name, network_name, recipe, tmp_
     total = made.probs.sum(1) + (0 if made.none is None else made.none)
     torch.testing.assert_close(total, torch.ones(60), rtol=0, atol=1e-5)
     assert (made.expected_entropy >= -1e-6).all()
-    assert posterior.logits(task.testing.test.x, posterior.num_draws - 1).shape == (60, likelihood.num_outputs)
+    assert posterior.logits(task.testing.test.x, posterior.num_samples - 1).shape == (60, likelihood.num_outputs)
     for _, component in posterior.components():
         assert not component.network.training
 
@@ -94,9 +94,9 @@ def test_an_unknown_method_names_the_nearest(name, near):
 def test_settings_are_the_papers():
     assert Ensemble() == Ensemble(MAP(), members=5)
     assert VariationalBayes() == VariationalBayes(0.1, 5e-4, None, -6.0, 5, 200)
-    assert Flipout() == Flipout(0.1, prior_precision=1.0, log_variance=-6.0, num_draws=10, mean_kl=False)
+    assert Flipout() == Flipout(0.1, prior_precision=1.0, log_variance=-6.0, num_samples=10, mean_kl=False)
     assert CyclicalSGHMC() == CyclicalSGHMC(0.1, 0.9, 1.0, cycles=4, samples_per_cycle=3, length=2.0)
-    assert (Laplace().num_draws, Laplace().tuning_draws, Laplace().over, Laplace().estimator) == (
+    assert (Laplace().num_samples, Laplace().tuning_samples, Laplace().over, Laplace().estimator) == (
         20,
         20,
         "all",
@@ -179,7 +179,7 @@ def lenet_of_points(num_outputs: int, hidden: int) -> nn.Module:
 
 def test_ensembles_of_anything(task, network, recipe):
     posterior = Ensemble(Laplace(prior_precision=10.0), members=2).fit(network, none_class(3), task.training, recipe)
-    assert posterior.num_draws == 40
+    assert posterior.num_samples == 40
     assert len(list(posterior.components())) == 2
     predict(posterior, none_class(3), task.testing.test.x)
 
@@ -212,10 +212,10 @@ def test_laplaces_estimates_tend_to_the_exact_fisher(task, network, over):
     torch.manual_seed(0)
     model = network(4).eval()
     exact = Laplace(over, "exact").fisher(model, none_class(3), task.training)
-    draws = [Laplace(over).fisher(model, none_class(3), task.training, seed) for seed in range(300)]
-    assert_mean_is(draws, exact)
+    samples = [Laplace(over).fisher(model, none_class(3), task.training, seed) for seed in range(300)]
+    assert_mean_is(samples, exact)
     assert set(exact) == {name for name, _ in model.named_parameters() if over == "all" or name.startswith("head.")}
-    first, again = Laplace(over).fisher(model, none_class(3), task.training), draws[0]
+    first, again = Laplace(over).fisher(model, none_class(3), task.training), samples[0]
     assert all(torch.equal(first[name], again[name]) for name in exact)
 
 
@@ -244,7 +244,7 @@ def test_the_tuned_prior_costs_no_more_than_the_slack(task, network, criterion):
 
     def tried(precision: float) -> Prediction:
         variance = {name: 1 / (value + precision) for name, value in fisher.items()}
-        posterior = Gaussian(point.network, variance, laplace.tuning_draws, recipe.seed)
+        posterior = Gaussian(point.network, variance, laplace.tuning_samples, recipe.seed)
         return predict(posterior, likelihood, task.training.validation.x)
 
     y, at_map = task.training.validation.y, predict(point, likelihood, task.training.validation.x)
@@ -304,7 +304,7 @@ def test_the_prior_is_chosen_by_the_rule(task, network, recipe, monkeypatch, cur
     def scripted(posterior, likelihood, x):
         if isinstance(posterior, Point):
             return prediction_of(*at_map)
-        assert (posterior.num_draws, posterior.seed, posterior.over_head) == (7, 3, False)
+        assert (posterior.num_samples, posterior.seed, posterior.over_head) == (7, 3, False)
         precision = 1 / float(posterior.variance["head.bias"])
         return prediction_of(*next(its for of, its in curve.items() if math.isclose(of, precision, rel_tol=1e-5)))
 
@@ -315,11 +315,11 @@ def test_the_prior_is_chosen_by_the_rule(task, network, recipe, monkeypatch, cur
     monkeypatch.setattr("demur.inference.laplace.predict", scripted)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        laplace = Laplace(grid=(1, 0.1, 100, 10), tuning_draws=7, num_draws=9)
+        laplace = Laplace(grid=(1, 0.1, 100, 10), tuning_samples=7, num_samples=9)
         posterior = laplace.fit(network, plain(3), task.training, replace(recipe, seed=3), [Point(model)])
     assert posterior.tuning.chosen == pytest.approx(chosen)
     assert float(posterior.variance["head.bias"]) == pytest.approx(1 / chosen)
-    assert (posterior.num_draws, posterior.seed) == (9, 3)
+    assert (posterior.num_samples, posterior.seed) == (9, 3)
     rows = [row[0] for row in posterior.tuning.rows]
     assert (len(rows), rows) == (tried, sorted(rows, reverse=True))
     assert len(caught) == (warns is not None)
@@ -341,7 +341,7 @@ def test_tuning_never_ruins_a_network():
     point, likelihood = Point(network.eval()), none_class(classes)
 
     def right(**settings: Any) -> tuple[float, Tuning]:
-        laplace = Laplace(estimator="exact", num_draws=200, tuning_draws=200, **settings)
+        laplace = Laplace(estimator="exact", num_samples=200, tuning_samples=200, **settings)
         posterior = laplace.fit(lambda _: network, likelihood, data, Recipe(), [point])
         return accuracy(predict(posterior, likelihood, x), split.y), posterior.tuning
 
@@ -376,12 +376,12 @@ def test_methods_over_the_head_say_what_a_network_must_have(task, recipe):
         (lambda: Laplace(estimator="guess"), "estimator 'guess'"),
         (lambda: Laplace(prior_precision=-1.0), "prior_precision -1.0"),
         (lambda: Laplace(prior_precision=0.0), "prior_precision 0.0"),
-        (lambda: Laplace(num_draws=0), "num_draws"),
-        (lambda: Laplace(tuning_draws=0), "tuning_draws"),
+        (lambda: Laplace(num_samples=0), "num_samples"),
+        (lambda: Laplace(tuning_samples=0), "tuning_samples"),
         (lambda: Laplace(grid=()), "grid"),
         (lambda: Ensemble(members=0), "members 0"),
-        (lambda: VariationalBayes(num_draws=0), "num_draws"),
-        (lambda: VariationalBayes(training_draws=0), "training_draws"),
+        (lambda: VariationalBayes(num_samples=0), "num_samples"),
+        (lambda: VariationalBayes(training_samples=0), "training_samples"),
     ],
 )
 def test_nonsense_is_refused(build, says):
@@ -391,8 +391,8 @@ def test_nonsense_is_refused(build, says):
 
 def test_one_of_each_is_enough(task, network, recipe):
     for inference in (
-        Laplace(prior_precision=1.0, num_draws=1, tuning_draws=1),
-        VariationalBayes(training_draws=1, num_draws=1),
+        Laplace(prior_precision=1.0, num_samples=1, tuning_samples=1),
+        VariationalBayes(training_samples=1, num_samples=1),
         Ensemble(members=1),
     ):
-        assert inference.fit(network, plain(3), task.training, recipe).num_draws == 1
+        assert inference.fit(network, plain(3), task.training, recipe).num_samples == 1

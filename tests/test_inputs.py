@@ -36,7 +36,7 @@ def test_a_csv_is_its_numbers(tmp_path, delimiter, ending, mark):
     path = written(tmp_path, "rows.csv", mark + ending.join(map(delimiter.join, lines)))
     given = open_inputs(path, labelled=True)
     read = given.gathered()
-    assert (given.kind, given.columns, read.names, read.y) == ("rows", ("a", "b"), ["1", "2", "3"], ["x", "y", "x"])
+    assert (given.kind, given.columns, read.names, read.y) == ("tables", ("a", "b"), ["1", "2", "3"], ["x", "y", "x"])
     assert isinstance(read.x, pa.Table)
     np.testing.assert_array_equal(np.asarray(read.x), ROWS)
 
@@ -78,12 +78,12 @@ def test_texts_are_the_same_from_every_format(tmp_path):
         assert set(open_inputs(path, labelled=True).gathered().y) == {"x"}
 
 
-def test_class_folders_are_pictures_and_labels(tmp_path):
+def test_class_folders_are_images_and_labels(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (4, 9, 7), dtype=np.uint8)
     for number, place in enumerate(("cat/1.png", "cat/2.bmp", "dog/deep/3.png", "dog/4.pgm")):
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels[number]).save(tmp_path / place)
-    (tmp_path / "cat" / "notes.txt").write_text("not a picture")
+    (tmp_path / "cat" / "notes.txt").write_text("not an image")
     (tmp_path / "cat" / "._1.png").write_text("not one either")
     given = open_inputs(tmp_path, labelled=True)
     read = given.gathered()
@@ -96,7 +96,7 @@ def test_class_folders_are_pictures_and_labels(tmp_path):
     np.testing.assert_array_equal(one.x[0, 0], pixels[3])
 
 
-def test_pictures_are_brought_to_the_most_frequent_size_and_to_common_colours(tmp_path):
+def test_images_are_brought_to_the_most_frequent_size_and_to_common_colours(tmp_path):
     ramp = np.linspace(0, 255, 40 * 20 * 3).reshape(40, 20, 3).astype(np.uint8)
     for name in ("a", "b"):
         Image.fromarray(ramp[..., 0]).save(tmp_path / f"{name}.png")
@@ -113,7 +113,7 @@ def test_pictures_are_brought_to_the_most_frequent_size_and_to_common_colours(tm
     assert open_inputs(tmp_path / "only.png").shape == (1, LARGEST // 2, LARGEST)
 
 
-def test_a_picture_that_lies_on_its_side_is_turned(tmp_path):
+def test_a_image_that_lies_on_its_side_is_turned(tmp_path):
     upright = np.arange(6 * 4, dtype=np.uint8).reshape(6, 4) * 10
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by a quarter, clockwise
@@ -124,7 +124,7 @@ def test_a_picture_that_lies_on_its_side_is_turned(tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW", "NHW"])
-def test_an_npz_of_pictures(tmp_path, layout):
+def test_an_npz_of_images(tmp_path, layout):
     pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 6, 1 if layout == "NHW" else 3), dtype=np.uint8)
     stored = {"NHWC": pixels, "NCHW": pixels.transpose(0, 3, 1, 2), "NHW": pixels[..., 0]}[layout]
     np.savez(tmp_path / "a.npz", x=stored, y=np.arange(5))
@@ -145,7 +145,7 @@ def test_outliers_are_a_path_a_data_set_or_a_name(tmp_path, data_root):
     assert {len(text.split()) for text in drawn} == {2, 3}  # as long as the inliers
     with pytest.raises(
         ValueError,
-        match=re.escape("unknown path, made-up outliers or data set of texts 'wikitext3'; did you mean 'wikitext2'"),
+        match=re.escape("unknown path, synthetic outliers or data set of texts 'wikitext3'; did you mean 'wikitext2'"),
     ):
         read_outliers("wikitext3", texts, inliers, lambda: store)
     with pytest.raises(ValueError, match="holds texts, the training data rows"):
@@ -177,8 +177,8 @@ PNG = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + b"IHDR" + struct.pack(">II"
         ("a.jsonl", "[" * 100_000, "cannot be read as JSON"),
         ("a.txt", "a\nb", "has no labels"),
         ("a.npz", b"PK", "cannot be read as npz"),
-        ("a.png", b"", "cannot be read as a picture"),
-        ("a.png", PNG, "cannot be read as a picture"),
+        ("a.png", b"", "cannot be read as an image"),
+        ("a.png", PNG, "cannot be read as an image"),
         ("a.pkl", b"", "of no known kind"),
     ],
 )
@@ -199,7 +199,7 @@ def test_names_that_are_numbers_are_known_from_the_model(tmp_path):
 
 
 def test_folders_without_classes_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="holds no pictures"):
+    with pytest.raises(ValueError, match="holds no images"):
         open_inputs(tmp_path)
     for split in ("train", "test"):
         (tmp_path / split / "cat").mkdir(parents=True)
@@ -245,10 +245,10 @@ def test_links_in_a_circle_and_to_nothing_are_refused(tmp_path):
     (dangling / "c").symlink_to(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="c is a link to nothing"):
         open_inputs(dangling, labelled=True)
-    picture = class_folders(tmp_path / "picture")
-    (picture / "a" / "1.png").symlink_to(tmp_path / "nowhere.png")
-    with pytest.raises(ValueError, match=r"1\.png cannot be read as a picture"):
-        open_inputs(picture, labelled=True)
+    image = class_folders(tmp_path / "image")
+    (image / "a" / "1.png").symlink_to(tmp_path / "nowhere.png")
+    with pytest.raises(ValueError, match=r"1\.png cannot be read as an image"):
+        open_inputs(image, labelled=True)
 
 
 def test_a_folder_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
@@ -264,10 +264,10 @@ def test_a_folder_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
         open_inputs(path, labelled=True)
 
 
-def test_a_folder_without_pictures_is_said_to_be_no_class(tmp_path):
+def test_a_folder_without_images_is_said_to_be_no_class(tmp_path):
     path = class_folders(tmp_path / "here")
     (path / "c").mkdir()
-    with pytest.warns(UserWarning, match="c holds no pictures, so it is no class"):
+    with pytest.warns(UserWarning, match="c holds no images, so it is no class"):
         open_inputs(path, labelled=True)
 
 
@@ -298,8 +298,8 @@ def test_colours_of_16_bits_are_refused(tmp_path, name):
         content = b"II*\0" + struct.pack("<IH", 8, len(tags)) + b"".join(sorted(tags)) + bytes(4)
         content += struct.pack("<HHH", 16, 16, 16) + body
     path = written(tmp_path, name, content)
-    with Image.open(path) as picture:
-        assert picture.mode == "RGB"  # which is how they came through
+    with Image.open(path) as image:
+        assert image.mode == "RGB"  # which is how they came through
     with pytest.raises(ValueError, match="its pixels are 16-bit RGB, not 8-bit grey or RGB; convert it"):
         open_inputs(path)
 
@@ -310,12 +310,12 @@ def test_what_is_transparent_shows_white(tmp_path, mode, channels):
     """Half of it opaque and dark, a quarter clear, a quarter half clear."""
     alpha = np.repeat([[255, 255, 0, 128]], 4, axis=0).astype(np.uint8)
     dark = np.full((4, 4), 40, np.uint8)
-    picture = Image.merge("RGBA", [*map(Image.fromarray, (dark, dark, dark, alpha))])
+    image = Image.merge("RGBA", [*map(Image.fromarray, (dark, dark, dark, alpha))])
     if mode == "P":
-        picture = picture.quantize(8, dither=Image.Dither.NONE)
+        image = image.quantize(8, dither=Image.Dither.NONE)
     elif mode == "LA":
-        picture = picture.convert("LA")
-    picture.save(tmp_path / "x.png")
+        image = image.convert("LA")
+    image.save(tmp_path / "x.png")
     read = open_inputs(tmp_path / "x.png", channels=channels).gathered().x
     half = round(40 * 128 / 255 + 255 * 127 / 255)
     expected = np.broadcast_to([40, 40, 255, half], (1, channels, 4, 4))
@@ -345,9 +345,9 @@ def test_a_row_that_no_memory_should_hold_is_refused(tmp_path, monkeypatch):
         open_inputs(path)
 
 
-def test_pictures_that_do_not_fit_into_memory_are_refused_unread(tmp_path):
+def test_images_that_do_not_fit_into_memory_are_refused_unread(tmp_path):
     path = class_folders(tmp_path / "here")
-    with pytest.raises(ValueError, match=r"2 pictures of 100000x100000 take [\d,]+ GiB .* give a smaller size"):
+    with pytest.raises(ValueError, match=r"2 images of 100000x100000 take [\d,]+ GiB .* give a smaller size"):
         open_inputs(path, labelled=True, size=(100_000, 100_000))
     array = tmp_path / "x.npz"
     np.savez(array, x=np.zeros((4, 8, 8), np.uint8), y=[0, 1, 0, 1])

@@ -371,7 +371,7 @@ def network(name: str, **arguments) -> Callable[[dict], None]:
         (lambda saved: saved["classes"].update(dtype="V1000000000"), "dtype .V"),
         (lambda saved: saved["decision"].update(accept=[0.1, 0.2, 0.3]), "as many|3 limits"),
         (lambda saved: saved["decision"].update(accept=[float("inf")], unknown=[None]), "accept is not what"),
-        (lambda saved: saved["decision"].update(keep="0.95"), "keep is not what"),
+        (lambda saved: saved["decision"].update(coverage="0.95"), "keep is not what"),
     ],
 )
 def test_what_a_file_may_ask_for_is_bounded(folder, change, why):
@@ -405,9 +405,9 @@ def nested(header: dict, tensors: dict) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda h, t: h["settings"].update(num_draws=10**12), "num_draws 1000000000000 is not a whole number"),
-        (lambda h, t: h["settings"].update(num_draws=2.5), "num_draws 2.5"),
-        (lambda h, t: h["settings"].update(num_draws=0), "num_draws 0"),
+        (lambda h, t: h["settings"].update(num_samples=10**12), "num_samples 1000000000000 is not a whole number"),
+        (lambda h, t: h["settings"].update(num_samples=2.5), "num_samples 2.5"),
+        (lambda h, t: h["settings"].update(num_samples=0), "num_samples 0"),
         (lambda h, t: h["settings"].update(seed="0"), "seed '0'"),
         (lambda h, t: h["settings"].update(over_head=1), "over_head 1"),
         (lambda h, t: h["settings"].update(over_head=True), "over the head"),
@@ -429,8 +429,8 @@ def nested(header: dict, tensors: dict) -> None:
         (lambda h, t: t.update({"mean/head.bias": torch.ones(3, dtype=torch.int64)}), "dtype I64"),
         (lambda h, t: t.update({"mean/head.bias": torch.ones(4)}), "head.bias"),
         (lambda h, t: t.update({"elsewhere": torch.ones(4)}), "elsewhere belongs to no network"),
-        (lambda h, t: h.update(tuning={"chosen": "1", "rows": [], "at_map": [0, 0]}), "tuning has something else"),
-        (lambda h, t: h.update(tuning={"chosen": 1, "rows": [[1]], "at_map": [0, 0]}), "tuning is no table"),
+        (lambda h, t: h.update(tuning={"chosen": "1", "tables": [], "at_map": [0, 0]}), "tuning has something else"),
+        (lambda h, t: h.update(tuning={"chosen": 1, "tables": [[1]], "at_map": [0, 0]}), "tuning is no table"),
     ],
 )
 def test_crafted_posteriors_are_refused(folder, change, why):

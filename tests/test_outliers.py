@@ -1,4 +1,4 @@
-"""Synthetic outliers are what their definitions say: against slow references, picture by picture."""
+"""Synthetic outliers are what their definitions say: against slow references, image by image."""
 
 import numpy as np
 import pytest
@@ -15,16 +15,16 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def pictures(count: int, channels: int = 1, size: int = 28) -> Tensor:
+def images(count: int, channels: int = 1, size: int = 28) -> Tensor:
     """More dark pixels than bright ones."""
     x = torch.rand(count, channels, size, size, generator=generator(99))
     return (255 * x**2).to(torch.uint8)
 
 
-def one_smooth_picture(picture: Tensor, order: np.ndarray, sigma: float, gain: float) -> np.ndarray:
+def one_smooth_image(image: Tensor, order: np.ndarray, sigma: float, gain: float) -> np.ndarray:
     """The definition, for (C, H, W) and given draws."""
     channels = []
-    for channel in picture.numpy() / 255:
+    for channel in image.numpy() / 255:
         permuted = channel.reshape(-1)[order].reshape(channel.shape)
         blurred = gaussian_filter(permuted, sigma, mode="reflect", truncate=4.0)
         channels.append(1 / (1 + np.exp(-gain * (blurred - 0.5))))
@@ -33,20 +33,20 @@ def one_smooth_picture(picture: Tensor, order: np.ndarray, sigma: float, gain: f
 
 @pytest.mark.parametrize(("channels", "size"), [(1, 28), (3, 32), (1, 8)])
 def test_smooth_noise_is_the_slow_references(channels: int, size: int) -> None:
-    x = pictures(200, channels, size)
+    x = images(200, channels, size)
     draws = generator(3)
     order = torch.rand(len(x), 1, size * size, generator=draws).argsort(-1)[:, 0].numpy()
     sigma = 1 + 1.5 * torch.rand(len(x), generator=draws)
     gain = 5 + 25 * torch.rand(len(x), generator=draws)
     made = smooth(x, generator(3)).numpy().astype(float)
     for i in range(len(x)):
-        assert np.abs(made[i] - one_smooth_picture(x[i], order[i], float(sigma[i]), float(gain[i]))).max() <= 1
+        assert np.abs(made[i] - one_smooth_image(x[i], order[i], float(sigma[i]), float(gain[i]))).max() <= 1
 
 
 def test_smooth_noise_has_the_statistics_of_its_definition() -> None:
-    x = pictures(1000)
+    x = images(1000)
     rng = np.random.default_rng(0)
-    slow = [one_smooth_picture(p, rng.permutation(28 * 28), rng.uniform(1, 2.5), rng.uniform(5, 30)) for p in x]
+    slow = [one_smooth_image(p, rng.permutation(28 * 28), rng.uniform(1, 2.5), rng.uniform(5, 30)) for p in x]
     for made in (smooth(x, generator()), smooth(x, generator(1))):
         for statistic in (mean, contrast, roughness):
             of_slow, of_made = statistic(np.stack(slow)), statistic(made.numpy().astype(float))
@@ -71,18 +71,18 @@ def roughness(x: np.ndarray) -> np.ndarray:
 
 
 def test_all_channels_are_permuted_alike() -> None:
-    made = smooth(pictures(50).expand(-1, 3, -1, -1), generator())
+    made = smooth(images(50).expand(-1, 3, -1, -1), generator())
     assert torch.equal(made[:, 0], made[:, 1])
     assert torch.equal(made[:, 0], made[:, 2])
 
 
 def test_smooth_noise_goes_by_its_generator_and_is_made_anew_each_epoch() -> None:
-    source, draws = SmoothNoise(pictures(20)), generator()
+    source, draws = SmoothNoise(images(20)), generator()
     first, second = source.epoch(draws), source.epoch(draws)
     assert first.shape == source.shape
     assert first.dtype == torch.uint8
     assert not torch.equal(first, second)
-    assert torch.equal(first, smooth(pictures(20), generator()))
+    assert torch.equal(first, smooth(images(20), generator()))
 
 
 def test_uniform_noise_has_every_grey_value_alike_and_far_away_is_5000_times_that() -> None:

@@ -1,4 +1,4 @@
-"""Posteriors: the same draws everywhere, one pass of the trunk, saved and loaded without loss; and their average."""
+"""Posteriors: the same samples everywhere, one pass of the trunk, saved and loaded without loss; and their average."""
 
 import json
 import pickle
@@ -41,7 +41,7 @@ def make(kind: str, build=SMALL, seed: int = 0):
     names = [n for n, _ in model.named_parameters() if kind == "all" or n.startswith("head.")]
     if kind in ("all", "head"):
         variance = {n: torch.full_like(model.get_parameter(n), 0.1) for n in names}
-        return Gaussian(model, variance, num_draws=7, seed=5, over_head=kind == "head")
+        return Gaussian(model, variance, num_samples=7, seed=5, over_head=kind == "head")
     return Mixture((make("point", build, 1), make("all", build, 2), make("head", build, 3)))
 
 
@@ -56,9 +56,9 @@ def x() -> torch.Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_draw_is_the_same_network_for_every_input(kind, x):
     posterior = make(kind)
-    for draw in range(posterior.num_draws):
-        whole = posterior.logits(x, draw)
-        pieces = torch.cat([posterior.logits(piece, draw) for piece in x.split(4)])
+    for sample in range(posterior.num_samples):
+        whole = posterior.logits(x, sample)
+        pieces = torch.cat([posterior.logits(piece, sample) for piece in x.split(4)])
         torch.testing.assert_close(whole, pieces)
 
 
@@ -68,13 +68,16 @@ def test_predict_is_the_average_of_softmaxes(kind, x):
     made = predict(posterior, likelihood, x, batch_size=3)
     parts = posterior.parts if isinstance(posterior, Mixture) else (posterior,)
     softmax = torch.stack(
-        [torch.stack([part.logits(x, d).double().softmax(-1) for d in range(part.num_draws)]).mean(0) for part in parts]
+        [
+            torch.stack([part.logits(x, d).double().softmax(-1) for d in range(part.num_samples)]).mean(0)
+            for part in parts
+        ]
     ).mean(0)
     torch.testing.assert_close(made.probs, softmax[:, :3].float())
     torch.testing.assert_close(made.none, softmax[:, 3].float())
     entropies = torch.stack(
         [
-            torch.stack([_entropy(part.logits(x, d).double().softmax(-1)) for d in range(part.num_draws)]).mean(0)
+            torch.stack([_entropy(part.logits(x, d).double().softmax(-1)) for d in range(part.num_samples)]).mean(0)
             for part in parts
         ]
     ).mean(0)
@@ -96,20 +99,20 @@ def test_the_average_is_right_to_float32s_last_bit(kind):
     for weight, component in posterior.components():
         for network in component.networks():
             softmax = network(component.trunk(x)).detach().float().softmax(-1).double().reshape(-1, len(x), 4)
-            exact += weight / component.num_draws * softmax.sum(0)
+            exact += weight / component.num_samples * softmax.sum(0)
     last_bit = 2.0**-24 * 1.001
     torch.testing.assert_close(made.probs.double(), exact[:, :3], rtol=last_bit, atol=0)
     torch.testing.assert_close(made.none.double(), exact[:, 3], rtol=last_bit, atol=0)
 
 
 def test_gaussian_draws_have_the_stated_mean_and_variance():
-    """Tolerance: five standard errors of 2,000 draws."""
+    """Tolerance: five standard errors of 2,000 samples."""
     network = SMALL().eval()
     variance = {name: torch.rand_like(p) + 0.01 for name, p in network.named_parameters()}
-    posterior = Gaussian(network, variance, num_draws=2000)
-    draws = [posterior.sample(draw) for draw in range(2000)]
+    posterior = Gaussian(network, variance, num_samples=2000)
+    samples = [posterior.parameters_at(sample) for sample in range(2000)]
     for name, mean in network.named_parameters():
-        noise = (torch.stack([draw[name] for draw in draws]) - mean) / variance[name].sqrt()
+        noise = (torch.stack([sample[name] for sample in samples]) - mean) / variance[name].sqrt()
         assert noise.mean(0).abs().max() < 5 * 2000**-0.5
         assert (noise.var(0) - 1).abs().max() < 5 * (2 / 2000) ** 0.5
 
@@ -121,11 +124,11 @@ def test_draws_follow_from_seed_and_number_alone():
     first, second, other = (
         Gaussian(network, named, seed=seed) for named, seed in ((variance, 1), (turned, 1), (variance, 2))
     )
-    weights = [torch.cat([v.flatten() for v in p.sample(d).values()]) for p in (first, other) for d in (0, 1)]
+    weights = [torch.cat([v.flatten() for v in p.parameters_at(d).values()]) for p in (first, other) for d in (0, 1)]
     assert torch.pdist(torch.stack(weights)).min() > 1  # all four differ
-    for name, value in first.sample(1).items():
-        assert torch.equal(value, second.sample(1)[name])
-    assert (Gaussian(network, variance).num_draws, Gaussian(network, variance).seed) == (20, 0)
+    for name, value in first.parameters_at(1).items():
+        assert torch.equal(value, second.parameters_at(1)[name])
+    assert (Gaussian(network, variance).num_samples, Gaussian(network, variance).seed) == (20, 0)
 
 
 def test_a_draw_is_the_mean_plus_noise_of_its_stream():
@@ -133,7 +136,7 @@ def test_a_draw_is_the_mean_plus_noise_of_its_stream():
     network = SMALL().eval()
     variance = {name: torch.rand_like(p) for name, p in network.named_parameters()}
     generator = generator_for("draws", 5, 2)
-    for name, value in Gaussian(network, variance, seed=5).sample(2).items():
+    for name, value in Gaussian(network, variance, seed=5).parameters_at(2).items():
         mean = network.get_parameter(name).detach()
         torch.testing.assert_close(value, mean + variance[name].sqrt() * torch.randn(mean.shape, generator=generator))
 
@@ -141,7 +144,7 @@ def test_a_draw_is_the_mean_plus_noise_of_its_stream():
 def test_draws_have_the_memory_layout_of_their_mean():
     network = lenet(3, size=8, hidden=8).eval()
     posterior = Gaussian(network, {name: torch.ones(p.shape) for name, p in network.named_parameters()})
-    for name, value in posterior.sample(0).items():
+    for name, value in posterior.parameters_at(0).items():
         assert value.stride() == network.get_parameter(name).stride()
 
 
@@ -151,9 +154,9 @@ def test_many_heads_in_one_product_are_the_draws_one_by_one(x, bias):
     if not bias:
         network.head = nn.Linear(8, 4, bias=False)
     variance = {f"head.{name}": torch.ones_like(p) for name, p in network.head.named_parameters()}
-    posterior = Gaussian(network, variance, num_draws=150, over_head=True)  # more than are drawn at a time
+    posterior = Gaussian(network, variance, num_samples=150, over_head=True)  # more than are sampled at a time
     together = torch.cat([heads(posterior.trunk(x)) for heads in posterior.networks()])
-    one_by_one = torch.stack([posterior.logits(x, draw) for draw in range(150)])
+    one_by_one = torch.stack([posterior.logits(x, sample) for sample in range(150)])
     torch.testing.assert_close(together, one_by_one, rtol=1e-4, atol=1e-5)
 
 
@@ -161,18 +164,18 @@ def test_components_share_the_probability_equally_within_each_mixture():
     a, b, c = (make("point", seed=seed) for seed in range(3))
     shares = {component: share for share, component in Mixture((Mixture((a, b)), c)).components()}
     assert shares == {a: 0.25, b: 0.25, c: 0.5}
-    assert Mixture((make("mixture"), make("all"))).num_draws == 15 + 7
+    assert Mixture((make("mixture"), make("all"))).num_samples == 15 + 7
 
 
 def test_impossible_posteriors_are_refused():
     with pytest.raises(ValueError, match="parts is empty"):
         Mixture(())
     variance = {"head.bias": torch.ones(4)}
-    with pytest.raises(ValueError, match="num_draws 0"):
-        Gaussian(SMALL(), variance, num_draws=0)
-    assert Gaussian(SMALL(), variance, num_draws=1).num_draws == 1
+    with pytest.raises(ValueError, match="num_samples 0"):
+        Gaussian(SMALL(), variance, num_samples=0)
+    assert Gaussian(SMALL(), variance, num_samples=1).num_samples == 1
     for seed in (-(2**63), 2**64 - 1):  # what a generator takes
-        assert Gaussian(SMALL(), variance, seed=seed).sample(0)
+        assert Gaussian(SMALL(), variance, seed=seed).parameters_at(0)
     for seed in (-(2**63) - 1, 2**64, 1.0, "1", True):
         with pytest.raises(ValueError, match=f"seed {seed!r}"):
             Gaussian(SMALL(), variance, seed=seed)
@@ -223,10 +226,10 @@ def test_a_network_in_training_mode_is_refused(x):
             predict(Mixture((make("point"), Point(network))), none_class(3), x)
 
 
-def test_uint8_pictures_are_read_as_zero_to_one():
-    pictures = torch.randint(256, (5, 1, 8, 8), dtype=torch.uint8)
+def test_uint8_images_are_read_as_zero_to_one():
+    images = torch.randint(256, (5, 1, 8, 8), dtype=torch.uint8)
     posterior = Point(lenet(3, size=8, hidden=8).eval())
-    a, b = predict(posterior, plain(3), pictures), predict(posterior, plain(3), pictures.float() / 255)
+    a, b = predict(posterior, plain(3), images), predict(posterior, plain(3), images.float() / 255)
     torch.testing.assert_close(a.probs, b.probs)
 
 
@@ -242,8 +245,8 @@ def test_saved_and_loaded_predicts_the_same(kind, build, x, tmp_path):
                 nn.init.normal_(module.running_mean)
     save(posterior, tmp_path / "p.safetensors")
     again = load(tmp_path / "p.safetensors", build)
-    for draw in range(posterior.num_draws):
-        assert torch.equal(posterior.logits(x, draw), again.logits(x, draw))
+    for sample in range(posterior.num_samples):
+        assert torch.equal(posterior.logits(x, sample), again.logits(x, sample))
     assert [p.name for p in tmp_path.iterdir()] == ["p.safetensors"]
 
 
@@ -258,13 +261,13 @@ class Tied(nn.Module):
 
 
 def test_tied_weights_are_saved_once_and_stay_tied(tmp_path, x):
-    posterior = Gaussian(model := Tied().eval(), {"first.weight": torch.ones(4, 4)}, num_draws=2)
+    posterior = Gaussian(model := Tied().eval(), {"first.weight": torch.ones(4, 4)}, num_samples=2)
     save(posterior, tmp_path / "p")
     again = load(tmp_path / "p", Tied)
     assert torch.equal(posterior.logits(x, 1), again.logits(x, 1))
-    w = posterior.sample(1)["first.weight"]  # a draw has it in both places
+    w = posterior.parameters_at(1)["first.weight"]  # a sample has it in both places
     torch.testing.assert_close(posterior.logits(x, 1), (x @ w.T).relu() @ w.T)
-    torch.testing.assert_close([drawn(x).detach() for drawn in posterior.networks()][1], (x @ w.T).relu() @ w.T)
+    torch.testing.assert_close([sampled(x).detach() for sampled in posterior.networks()][1], (x @ w.T).relu() @ w.T)
     assert again.network.second.weight is again.network.first.weight
     assert model.second.weight is model.first.weight
 
@@ -277,8 +280,8 @@ def test_components_around_one_network_are_saved_apart(tmp_path, x):
     )
     save(posterior, tmp_path / "p")
     again = load(tmp_path / "p", SMALL)
-    for draw in range(6):
-        assert torch.equal(posterior.logits(x, draw), again.logits(x, draw))
+    for sample in range(6):
+        assert torch.equal(posterior.logits(x, sample), again.logits(x, sample))
 
 
 def test_what_it_is_can_be_read_without_the_network(tmp_path):
@@ -320,7 +323,7 @@ def test_a_header_that_is_too_long_is_not_read(tmp_path, monkeypatch):
 def test_a_loaded_posterior_has_its_settings_and_is_ready_to_predict(tmp_path):
     save(make("head"), tmp_path / "p")
     again = load(tmp_path / "p", lambda: SMALL().train())
-    assert (again.num_draws, again.seed, again.over_head) == (7, 5, True)
+    assert (again.num_samples, again.seed, again.over_head) == (7, 5, True)
     assert not again.network.training
 
 
@@ -395,13 +398,13 @@ def test_variances_must_go_with_the_network():
             Gaussian(network, good | change, over_head=True)
     with pytest.raises(ValueError, match="variance is empty"):
         Gaussian(network, {})
-    for draws in (0, -1, 2.5, True, 10**6):
-        with pytest.raises(ValueError, match="num_draws"):
-            Gaussian(network, good, num_draws=draws)
+    for samples in (0, -1, 2.5, True, 10**6):
+        with pytest.raises(ValueError, match="num_samples"):
+            Gaussian(network, good, num_samples=samples)
 
 
 def test_a_draw_too_many_is_refused(x):
-    with pytest.raises(ValueError, match="draw 15"):
+    with pytest.raises(ValueError, match="sample 15"):
         make("mixture").logits(x, 15)
 
 

@@ -343,17 +343,17 @@ def test_differences_beyond_the_limit_are_traced_to_their_sets():
 def test_rows_with_less_sharp_outliers_are_shown_and_not_counted():
     usual = as_printed(Cell("cifar10", "map+oe", convention="published"))
     level, corrected = (
-        replace(usual, cell=Cell("cifar10", "map+oe", convention=name, outliers="tiny_imagenet32_levelled"))
+        replace(usual, cell=Cell("cifar10", "map+oe", convention=name, outliers="tiny_imagenet32_spectrum_matched"))
         for name in ("published", "corrected")
     )
     far = moved(usual, mean_but("uniform"), "fpr95", 0.1)
     plain = as_printed(Cell("cifar10", "map", convention="published"))
     rows = list(rows_of([plain, far, level, corrected]))
-    assert [row[1] for row in rows] == ["`map`", "`map+oe`", "`map+oe`, tiny_imagenet32_levelled"]
+    assert [row[1] for row in rows] == ["`map`", "`map+oe`", "`map+oe`, tiny_imagenet32_spectrum_matched"]
     assert [row[-1] for row in rows] == ["yes", "no: FPR95", "yes"]
     text = agreement([plain, far, level, corrected])
     assert (
-        "Values within limits: 5 of 6 on cifar10\n- Spectrum-matched outliers (…_levelled) are as sharp as the inliers"
+        "Values within limits: 5 of 6 on cifar10\n- Spectrum-matched outliers (…_spectrum_matched) are as sharp as the inliers"
         in text
     )
     assert "Spectrum-matched" not in agreement([plain, far, corrected])

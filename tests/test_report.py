@@ -592,8 +592,8 @@ def test_the_document_has_every_table_and_the_commands(report: Path):
         "Figures",
         "Tables",
     ]  # nothing is better than published where no candidate was validated
-    for picture in re.findall(r"\]\((figures/[^)]*)\)", text):
-        assert (report / picture).is_file()
+    for image in re.findall(r"\]\((figures/[^)]*)\)", text):
+        assert (report / image).is_file()
 
 
 def test_the_page_needs_nothing_but_itself(report: Path):

@@ -166,7 +166,7 @@ def ensemble(digits):
 def test_mean_logits_and_their_variance_are_those_of_the_samples(digits, ensemble):
     task, _ = digits
     x, likelihood = as_input(task.testing.test.x[:50]), none_class(10)
-    gaussian = Laplace(prior_precision=100.0, num_draws=7).fit(
+    gaussian = Laplace(prior_precision=100.0, num_samples=7).fit(
         partial(mlp, inputs=64, hidden=(24,)), likelihood, task.training, Recipe(epochs=1)
     )
     for posterior in (ensemble, gaussian, Mixture((gaussian, *ensemble.parts))):
@@ -174,8 +174,8 @@ def test_mean_logits_and_their_variance_are_those_of_the_samples(digits, ensembl
         shares, logits = [], []
         with torch.no_grad():
             for share, component in posterior.components():
-                for sample in range(component.num_draws):
-                    shares.append(share / component.num_draws)
+                for sample in range(component.num_samples):
+                    shares.append(share / component.num_samples)
                     logits.append(component.logits(x, sample).double())
         weights, every = torch.tensor(shares)[:, None, None], torch.stack(logits)
         mean = (weights * every).sum(0)

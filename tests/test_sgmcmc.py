@@ -94,7 +94,7 @@ def test_every_sample_has_its_own_weights_and_statistics() -> None:
         partial(wide_resnet, depth=10, width=1, dropout=0.0), plain(3), task.training, Recipe(epochs=4, batch_size=16)
     )
     networks = [component.network for _, component in posterior.components()]
-    assert posterior.num_draws == len(networks) == 2 * 3
+    assert posterior.num_samples == len(networks) == 2 * 3
     assert not any(module.training for network in networks for module in network.modules())
     for tensors in ([dict(n.named_parameters()) for n in networks], [dict(n.named_buffers()) for n in networks]):
         for name in tensors[0]:
@@ -144,7 +144,7 @@ def test_a_chain_has_the_stated_length_and_samples(chain: CyclicalSGHMC, epochs:
     with observed(lambda report: reports.append(report.epoch)):
         posterior = chain.fit(partial(nn.Linear, 4), plain(3), make_task(count=12).training, Recipe(epochs=epochs))
     assert reports == list(range(1, told + 1))
-    assert posterior.num_draws == chain.cycles * chain.samples_per_cycle
+    assert posterior.num_samples == chain.cycles * chain.samples_per_cycle
     assert chain.parts(Recipe()) == []
 
 
@@ -291,4 +291,4 @@ def test_impossible_chains_are_refused(field: str, value: float) -> None:
 
 def test_chains_that_are_just_possible() -> None:
     chain = CyclicalSGHMC(friction=1.0, temperature=0.0, cycles=1, samples_per_cycle=1)
-    assert chain.fit(partial(nn.Linear, 4), plain(3), make_task().training, Recipe(epochs=1)).num_draws == 1
+    assert chain.fit(partial(nn.Linear, 4), plain(3), make_task().training, Recipe(epochs=1)).num_samples == 1

@@ -1,4 +1,4 @@
-"""Sharpness is what its definition says, can be levelled, and alone tells what differs in nothing else."""
+"""Sharpness is what its definition says, can be matched, and alone tells what differs in nothing else."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from demur.audit import Audit, Overlap, inputs
 from demur.outliers.noise import Mixed, uniform
 from demur.outliers.sharpness import Sharpness, sharpness
-from demur.outliers.spectrum import Levelled, mean_power
+from demur.outliers.spectrum import Matched, mean_power
 from demur.report.sharpness import draw_sharpness
 from demur.tasks.base import Task, TestData
 from demur.training_data import Fixed, Split, TrainingData
@@ -42,7 +42,7 @@ def test_the_power_of_a_frequency_is_scipys() -> None:
 @pytest.mark.parametrize(("inside", "outside"), [(2.0, 0.7), (0.7, 2.0)])
 def test_levelled_outliers_have_the_inliers_power_and_their_own_brightness(inside: float, outside: float) -> None:
     power, sharp = mean_power(grey_blurs(300, inside)), grey_blurs(200, outside)
-    source = Levelled(Fixed(sharp), power)
+    source = Matched(Fixed(sharp), power)
     made = source.epoch(generator())
     assert (made.shape, made.dtype) == (source.shape, torch.uint8)
     seen = power > 1 / 255**2  # twelve times what rounding adds
@@ -52,16 +52,16 @@ def test_levelled_outliers_have_the_inliers_power_and_their_own_brightness(insid
     assert (mean_power(sharp)[seen] / power[seen]).log().abs().mean() > 0.5
     torch.testing.assert_close(made.float().mean((2, 3)), sharp.float().mean((2, 3)), rtol=0, atol=0.1)
     standardised = (sharp.float() - 130) / 15
-    again = Levelled(Fixed(standardised), mean_power((grey_blurs(300, inside).float() - 130) / 15)).epoch(generator())
+    again = Matched(Fixed(standardised), mean_power((grey_blurs(300, inside).float() - 130) / 15)).epoch(generator())
     assert again.aminmax().min >= standardised.min()
     assert again.aminmax().max <= standardised.max()
     torch.testing.assert_close(again * 15 + 130, made.float(), rtol=0, atol=20)
     assert ((again * 15 + 130 - made).abs() < 1.01).float().mean() > 0.99
 
 
-def test_flat_pictures_stay_flat() -> None:
+def test_flat_images_stay_flat() -> None:
     flat = torch.linspace(0, 255, 20).round().to(torch.uint8)[:, None, None, None].expand(-1, 3, 28, 28)
-    made = Levelled(Fixed(flat), mean_power(grey_blurs(50, 1.0, (3, 28, 28)))).epoch(generator())
+    made = Matched(Fixed(flat), mean_power(grey_blurs(50, 1.0, (3, 28, 28)))).epoch(generator())
     assert (made.int() - flat).abs().max() <= 1
 
 
@@ -70,14 +70,14 @@ def grey_noise(count: int, seed: int, sigma: float) -> Tensor:
     return torch.from_numpy(128 + 30 * noise / noise.std()).round().clamp(0, 255).to(torch.uint8)
 
 
-@pytest.mark.parametrize("levelled", [False, True])
-def test_outliers_that_differ_in_sharpness_alone_are_told_by_it_until_they_are_levelled(
-    levelled: bool, tmp_path: Path
+@pytest.mark.parametrize("spectrum_matched", [False, True])
+def test_outliers_that_differ_in_sharpness_alone_are_told_by_it_until_they_are_spectrum_matched(
+    matched: bool, tmp_path: Path
 ) -> None:
     soft, softer, sharp, sharper = (
         grey_noise(800, seed, sigma) for seed, sigma in ((0, 0.8), (1, 0.8), (2, 0.4), (3, 0.4))
     )
-    outliers = Levelled(Fixed(sharp), mean_power(soft)) if levelled else Fixed(sharp)
+    outliers = Matched(Fixed(sharp), mean_power(soft)) if matched else Fixed(sharp)
     y = torch.zeros(800, dtype=torch.long)
     ood = {"soft": grey_noise(800, 4, 0.8), "sharp": sharper, "far": 5000 * sharp.float()}
     test = Split(softer, y)
@@ -89,13 +89,13 @@ def test_outliers_that_differ_in_sharpness_alone_are_told_by_it_until_they_are_l
     assert found["soft"].auroc == pytest.approx(0.5, abs=0.05)
     named = Overlap("sharp", (), 0, 0, 800, True)
     told = Audit("planted", "smooth+sharp", (), (named,), sharpness=tuple(found.values())).lines()[-1]
-    if levelled:
+    if matched:
         assert found["outliers"].auroc < 0.65
         assert "sharpness alone tells" not in told
     else:
         assert found["outliers"] == Sharpness("outliers", 1.0, 0.0)
         assert found["sharp"] == Sharpness("sharp", 1.0, 0.0)
-        assert told.endswith("if some are as sharp as the inliers: --outliers smooth+sharp+sharp_levelled")
+        assert told.endswith("if some are as sharp as the inliers: --outliers smooth+sharp+sharp_spectrum_matched")
     draw_sharpness(task, tmp_path / "sharpness.png")
     assert (tmp_path / "sharpness.png").stat().st_size > 10_000
 

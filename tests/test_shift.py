@@ -20,8 +20,8 @@ NOT_FARTHER = {"elastic_transform"}
 
 
 @pytest.fixture(scope="module")
-def pictures() -> Tensor:
-    """300 pictures with soft shapes, flat areas, grey, black and white: more than one block."""
+def images() -> Tensor:
+    """300 images with soft shapes, flat areas, grey, black and white: more than one block."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(300, 3, 6, 6, generator=generator)
     x = 0.3 * x + 0.7 * x.mean(1, keepdim=True)  # as little colour as photographs have
@@ -36,46 +36,46 @@ def floats(x: Tensor, name: str, severity: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_every_corruption_keeps_the_contract(name: str, pictures: Tensor) -> None:
-    pictures = pictures[: shift.BLOCK]
-    by_severity = [corrupt(pictures, name, severity) for severity in SEVERITIES]
+def test_every_corruption_keeps_the_contract(name: str, images: Tensor) -> None:
+    images = images[: shift.BLOCK]
+    by_severity = [corrupt(images, name, severity) for severity in SEVERITIES]
     for y in by_severity:
         assert y.dtype == torch.uint8
-        assert y.shape == pictures.shape
-        assert (y != pictures).any()
+        assert y.shape == images.shape
+        assert (y != images).any()
     for severity in (1, 5):
-        y = floats(pictures, name, severity)
+        y = floats(images, name, severity)
         assert y.isfinite().all()
         assert y.min() >= -1e-5
         assert y.max() <= 1 + 1e-5
-    distance = [(y.float() - pictures.float()).abs().mean().item() for y in by_severity]
+    distance = [(y.float() - images.float()).abs().mean().item() for y in by_severity]
     if name not in NOT_FARTHER:
         assert distance[4] > distance[0]
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_a_picture_depends_on_the_seed_and_not_on_what_follows_it(name: str, pictures: Tensor) -> None:
-    whole = corrupt(pictures, name, 4, seed=3)
-    assert torch.equal(whole, corrupt(pictures, name, 4, seed=3))
-    assert torch.equal(whole[:270], corrupt(pictures[:270], name, 4, seed=3))
-    assert torch.equal(whole[:7], corrupt(pictures[:7], name, 4, seed=3))
-    chance = not torch.equal(whole, corrupt(pictures, name, 4, seed=4))
+def test_a_image_depends_on_the_seed_and_not_on_what_follows_it(name: str, images: Tensor) -> None:
+    whole = corrupt(images, name, 4, seed=3)
+    assert torch.equal(whole, corrupt(images, name, 4, seed=3))
+    assert torch.equal(whole[:270], corrupt(images[:270], name, 4, seed=3))
+    assert torch.equal(whole[:7], corrupt(images[:7], name, 4, seed=3))
+    chance = not torch.equal(whole, corrupt(images, name, 4, seed=4))
     sober = {"defocus_blur", "zoom_blur", "brightness", "contrast", "pixelate", "jpeg_compression", "gaussian_blur"}
     assert chance == (name not in sober | {"saturate"})
 
 
-def test_names_and_arguments_are_checked(pictures: Tensor) -> None:
+def test_names_and_arguments_are_checked(images: Tensor) -> None:
     assert len(CORRUPTIONS) == 19
     with pytest.raises(ValueError, match="did you mean 'fog'"):
-        corrupt(pictures, "fogg", 1)
+        corrupt(images, "fogg", 1)
     for severity in (0, 6):
         with pytest.raises(ValueError, match=f"severity {severity} .* 1 .* 5"):
-            corrupt(pictures, "fog", severity)
+            corrupt(images, "fog", severity)
     with pytest.raises(ValueError, match="uint8"):
-        corrupt(pictures / 255, "fog", 1)
+        corrupt(images / 255, "fog", 1)
     with pytest.raises(ValueError, match="28"):
-        corrupt(pictures[..., :28, :28], "fog", 1)
-    assert corrupt(pictures[:0], "fog", 1).shape == (0, 3, 32, 32)
+        corrupt(images[..., :28, :28], "fog", 1)
+    assert corrupt(images[:0], "fog", 1).shape == (0, 3, 32, 32)
 
 
 def constant(value: float) -> Tensor:
@@ -111,10 +111,10 @@ def test_impulse_noise_is_salt_and_pepper() -> None:
         assert set(x.unique().tolist()) == {0, 0.5, 1}
 
 
-def test_gaussian_blur_is_scipys(pictures: Tensor) -> None:
+def test_gaussian_blur_is_scipys(images: Tensor) -> None:
     for severity, sigma in enumerate((0.4, 0.6, 0.7, 0.8, 1.0), 1):
-        expected = scipy.ndimage.gaussian_filter(pictures[:5].numpy() / 255, (0, 0, sigma, sigma), mode="nearest")
-        np.testing.assert_allclose(floats(pictures[:5], "gaussian_blur", severity).numpy(), expected, atol=1e-5)
+        expected = scipy.ndimage.gaussian_filter(images[:5].numpy() / 255, (0, 0, sigma, sigma), mode="nearest")
+        np.testing.assert_allclose(floats(images[:5], "gaussian_blur", severity).numpy(), expected, atol=1e-5)
 
 
 def test_mirrored_blur_is_scipys() -> None:
@@ -187,7 +187,7 @@ def test_distance_is_scipys() -> None:
         torch.testing.assert_close(found, expected)
 
 
-def test_brightness_and_saturate_are_colorsys(pictures: Tensor) -> None:
+def test_brightness_and_saturate_are_colorsys(images: Tensor) -> None:
     change = {
         "brightness": [(1, 0, value) for value in (0.05, 0.1, 0.15, 0.2, 0.3)],
         "saturate": [(0.3, 0, 0), (0.1, 0, 0), (1.5, 0, 0), (2, 0.1, 0), (2.5, 0.2, 0)],
@@ -196,7 +196,7 @@ def test_brightness_and_saturate_are_colorsys(pictures: Tensor) -> None:
         for severity, (factor, offset, more) in enumerate(constants, 1):
             before, after = (
                 x[:, :, ::11, ::11].movedim(1, 3).reshape(-1, 3).tolist()
-                for x in (pictures[:40] / 255, floats(pictures[:40], name, severity))
+                for x in (images[:40] / 255, floats(images[:40], name, severity))
             )
             for rgb, changed in zip(before, after, strict=True):
                 hue, saturation, value = colorsys.rgb_to_hsv(*rgb)
@@ -204,17 +204,17 @@ def test_brightness_and_saturate_are_colorsys(pictures: Tensor) -> None:
                 assert changed == pytest.approx(expected, abs=1e-5)
 
 
-def test_contrast_is_its_formula(pictures: Tensor) -> None:
-    x = pictures[:20].double().numpy() / 255
+def test_contrast_is_its_formula(images: Tensor) -> None:
+    x = images[:20].double().numpy() / 255
     mean = x.mean((2, 3), keepdims=True)
     for severity, factor in enumerate((0.75, 0.5, 0.4, 0.3, 0.15), 1):
         expected = np.clip((x - mean) * factor + mean, 0, 1)
-        found = floats(pictures[:20], "contrast", severity).double().numpy()
+        found = floats(images[:20], "contrast", severity).double().numpy()
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_elastic_transform_moves_pixels_as_far_as_published() -> None:
-    """A picture of its own coordinates shows where each pixel came from."""
+    """An image of its own coordinates shows where each pixel came from."""
     ramp = torch.arange(32.0) / 31
     x = torch.stack((ramp.expand(32, 32), ramp[:, None].expand(32, 32), torch.zeros(32, 32))).expand(400, 3, 32, 32)
     for severity, alpha, sigma, shake in ((1, 0, 1, 2.56), (5, 3.2, 0.96, 0.96)):
@@ -226,11 +226,11 @@ def test_elastic_transform_moves_pixels_as_far_as_published() -> None:
         assert corner.std().item() == pytest.approx(expected.item(), rel=0.1)
 
 
-def test_pixelate_is_pillows(pictures: Tensor) -> None:
+def test_pixelate_is_pillows(images: Tensor) -> None:
     for severity, size in enumerate((30, 28, 27, 24, 20), 1):
-        for before, after in zip(pictures[:10], corrupt(pictures[:10], "pixelate", severity), strict=True):
-            picture = Image.fromarray(before.permute(1, 2, 0).numpy())
-            expected = picture.resize((size, size), Image.Resampling.BOX).resize((32, 32), Image.Resampling.BOX)
+        for before, after in zip(images[:10], corrupt(images[:10], "pixelate", severity), strict=True):
+            image = Image.fromarray(before.permute(1, 2, 0).numpy())
+            expected = image.resize((size, size), Image.Resampling.BOX).resize((32, 32), Image.Resampling.BOX)
             assert np.abs(after.permute(1, 2, 0).int().numpy() - np.asarray(expected, dtype=int)).max() <= 1
 
 
@@ -240,21 +240,21 @@ def pillow_jpeg(x: Tensor, quality: int) -> Tensor:
     return torch.from_numpy(np.array(Image.open(buffer))).permute(2, 0, 1)
 
 
-def test_jpeg_is_pillows(pictures: Tensor) -> None:
-    noisy = corrupt(pictures[:100], "speckle_noise", 5)
+def test_jpeg_is_pillows(images: Tensor) -> None:
+    noisy = corrupt(images[:100], "speckle_noise", 5)
     for severity, quality in enumerate((80, 65, 58, 50, 40), 1):
-        for x in (pictures[:100], noisy):
-            expected = torch.stack([pillow_jpeg(picture, quality) for picture in x]).float()
+        for x in (images[:100], noisy):
+            expected = torch.stack([pillow_jpeg(image, quality) for image in x]).float()
             y = corrupt(x, "jpeg_compression", severity).float()
             assert (y - expected).abs().mean() < 0.5
             assert (y - expected).abs().mean() < 0.1 * (x - expected).abs().mean()
 
 
 @pytest.mark.parametrize("severity", SEVERITIES)
-def test_fog_and_frost_lie_over_the_picture(severity: int, pictures: Tensor) -> None:
-    """On black they show themselves: fog has no colour, ice is bluish, and no two pictures have the same."""
-    black = torch.zeros_like(pictures[:20])
-    black[..., 0, 0] = 255  # fog is as bright as the picture's brightest point
+def test_fog_and_frost_lie_over_the_image(severity: int, images: Tensor) -> None:
+    """On black they show themselves: fog has no colour, ice is bluish, and no two images have the same."""
+    black = torch.zeros_like(images[:20])
+    black[..., 0, 0] = 255  # fog is as bright as the image's brightest point
     foggy, icy = (corrupt(black, name, severity)[..., 1:, 1:].float() for name in ("fog", "frost"))
     assert torch.equal(foggy[:, 0], foggy[:, 2])
     assert (icy[:, 2] >= icy[:, 0]).all()
@@ -263,8 +263,8 @@ def test_fog_and_frost_lie_over_the_picture(severity: int, pictures: Tensor) -> 
         assert (veil[0] != veil[1]).float().mean() > 0.5
 
 
-def test_rotation_by_right_angles_is_exact(pictures: Tensor) -> None:
-    digits = pictures[:50, :1, :28, :28]
+def test_rotation_by_right_angles_is_exact(images: Tensor) -> None:
+    digits = images[:50, :1, :28, :28]
     for turns in range(-4, 5):
         assert torch.equal(rotate(digits, 90 * turns), digits.rot90(turns, (2, 3)))
 
@@ -279,8 +279,8 @@ def test_rotation_is_scipys() -> None:
         rotate(x.float(), 15)
 
 
-def test_translation_is_exact(pictures: Tensor) -> None:
-    digits = pictures[:50, :1, :28, :28]
+def test_translation_is_exact(images: Tensor) -> None:
+    digits = images[:50, :1, :28, :28]
     for pixels in TRANSLATIONS:
         moved = translate(digits, pixels)
         assert moved.shape == digits.shape
@@ -289,7 +289,7 @@ def test_translation_is_exact(pictures: Tensor) -> None:
         assert torch.equal(translate(moved, -pixels)[..., :-pixels], digits[..., :-pixels])
 
 
-def test_real_pictures_keep_the_contract(data_root: Path) -> None:
+def test_real_images_keep_the_contract(data_root: Path) -> None:
     """Photographs have texture, which soft shapes lack."""
     table = pq.read_table(data_root / "cifar10" / "test-00000-of-00001.parquet").slice(0, 100)
     files = [image["bytes"] for image in table["image"].to_pylist()]
@@ -298,5 +298,5 @@ def test_real_pictures_keep_the_contract(data_root: Path) -> None:
         mild, severe = ((corrupt(x, name, severity).float() - x).abs().mean().item() for severity in (1, 5))
         assert severe > mild or name in NOT_FARTHER
         assert mild > 0.5
-    expected = torch.stack([pillow_jpeg(picture, 40) for picture in x]).float()
+    expected = torch.stack([pillow_jpeg(image, 40) for image in x]).float()
     assert (corrupt(x, "jpeg_compression", 5) - expected).abs().mean() < 0.5

@@ -20,7 +20,7 @@ from PIL import Image
 
 from demur.data import decode, store
 from demur.data.catalogue import CATALOGUE
-from demur.data.store import MissingData, Store, picture_column
+from demur.data.store import MissingData, Store, image_column
 
 
 @pytest.fixture(scope="session")
@@ -42,21 +42,21 @@ def encode(pixels: np.ndarray, format: str = "PNG", **options: object) -> bytes:
     return out.getvalue()
 
 
-def pictures(count: int, shape: tuple[int, ...] = (28, 28), seed: int = 0) -> np.ndarray:
+def random_images(count: int, shape: tuple[int, ...] = (28, 28), seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, *shape), dtype=np.uint8)
 
 
 def write(path: Path, pixels: np.ndarray, labels: list[int] | None = None) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    columns = {"image": picture_column([encode(picture) for picture in pixels])}
+    columns = {"image": image_column([encode(image) for image in pixels])}
     pq.write_table(pa.table(columns if labels is None else {**columns, "label": labels}), path)
     return path
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Twelve pictures of mnist's kind in two files."""
-    pixels = pictures(12)
+    """Twelve images of mnist's kind in two files."""
+    pixels = random_images(12)
     write(tmp_path / "mnist/test-00000-of-00002.parquet", pixels[:8], list(range(8)))
     write(tmp_path / "mnist/test-00001-of-00002.parquet", pixels[8:], [9, 8, 7, 6])
     return tmp_path
@@ -108,32 +108,32 @@ def test_shards_are_joined_in_their_order(root: Path) -> None:
     images, labels = Store(root).images("mnist", "test")
     assert images.dtype == torch.uint8
     assert labels is not None
-    np.testing.assert_array_equal(images[:, 0].numpy(), pictures(12))
+    np.testing.assert_array_equal(images[:, 0].numpy(), random_images(12))
     assert labels.tolist() == [*range(8), 9, 8, 7, 6]
 
 
 @pytest.mark.parametrize("options", [{"format": "PNG"}, {"format": "WEBP", "lossless": True}])
 def test_processes_and_one_process_decode_alike(options: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
-    pixels = pictures(101, (32, 32, 3))
-    encoded: list[bytes | None] = [encode(picture, **options) for picture in pixels]
+    pixels = random_images(101, (32, 32, 3))
+    encoded: list[bytes | None] = [encode(image, **options) for image in pixels]
     monkeypatch.setattr(decode, "WORTH_A_PROCESS", 25)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2}, raising=False)
     assert decode.decode(encoded, (3, 32, 32)) == pixels.tobytes()
     for damage, message in ((encoded[77][:60], "is damaged"), (None, "is empty")):  # type: ignore[index]
         encoded[77] = damage
-        with pytest.raises(ValueError, match=f"^picture 77 {message}"):
+        with pytest.raises(ValueError, match=f"^image 77 {message}"):
             decode.decode(encoded, (3, 32, 32))
 
 
-def test_a_grey_picture_in_a_colour_set_is_read_as_colour_and_not_the_other_way_round() -> None:
-    grey, colour = pictures(1)[0], pictures(1, (28, 28, 3))[0]
+def test_a_grey_image_in_a_colour_set_is_read_as_colour_and_not_the_other_way_round() -> None:
+    grey, colour = random_images(1)[0], random_images(1, (28, 28, 3))[0]
     assert decode.decode([encode(grey)], (3, 28, 28)) == np.stack([grey] * 3, -1).tobytes()
-    with pytest.raises(ValueError, match="picture 0 is 28x28 RGB, not 28x28 L"):
+    with pytest.raises(ValueError, match="image 0 is 28x28 RGB, not 28x28 L"):
         decode.decode([encode(colour)], (1, 28, 28))
 
 
 def test_sets_without_labels_and_of_the_users_own(tmp_path: Path) -> None:
-    write(tmp_path / "mine/train-00000-of-00001.parquet", pictures(3, (9, 7, 3)))
+    write(tmp_path / "mine/train-00000-of-00001.parquet", random_images(3, (9, 7, 3)))
     images, labels = Store(tmp_path).images("mine", "train")
     assert images.shape == (3, 3, 9, 7)
     assert labels is None
@@ -152,7 +152,7 @@ def test_texts(tmp_path: Path) -> None:
 
 
 def test_describe_counts_what_is_there_and_names_what_is_not(root: Path) -> None:
-    write(root / "mine/train-00000-of-00001.parquet", pictures(3))
+    write(root / "mine/train-00000-of-00001.parquet", random_images(3))
     Store(root).images("mine", "train")  # its cache folder is no data set
     rows = {row.name: row for row in Store(root).describe()}
     assert set(rows) == {*CATALOGUE, "mine"}
@@ -185,16 +185,16 @@ def test_the_copy_lasts_as_long_as_the_content(root: Path, monkeypatch: pytest.M
     moved = root.with_name(root.name + "-moved")
     shutil.copytree(root, moved)  # other inodes
     assert loads_from_cache(moved, monkeypatch)
-    write(file, pictures(4, seed=1), [0, 1, 2, 3])
+    write(file, random_images(4, seed=1), [0, 1, 2, 3])
     assert not loads_from_cache(root, monkeypatch)
-    np.testing.assert_array_equal(Store(root).images("mnist", "test")[0][8:, 0].numpy(), pictures(4, seed=1))
+    np.testing.assert_array_equal(Store(root).images("mnist", "test")[0][8:, 0].numpy(), random_images(4, seed=1))
 
 
 def test_another_file_of_equal_size_and_time_is_told_apart(root: Path) -> None:
     file = root / "mnist/test-00001-of-00002.parquet"
     Store(root).images("mnist", "test")
     status = file.stat()
-    other = write(root / "other.parquet", pictures(12)[8:], [6, 7, 8, 9])
+    other = write(root / "other.parquet", random_images(12)[8:], [6, 7, 8, 9])
     os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert other.stat().st_size == status.st_size
     other.replace(file)
@@ -206,7 +206,7 @@ def test_another_file_of_equal_size_and_time_is_told_apart(root: Path) -> None:
 def test_what_a_caller_writes_stays_with_him(root: Path) -> None:
     for _ in range(3):
         images, _labels = Store(root).images("mnist", "test")
-        np.testing.assert_array_equal(images[0, 0].numpy(), pictures(12)[0])
+        np.testing.assert_array_equal(images[0, 0].numpy(), random_images(12)[0])
         images.zero_()
 
 
@@ -224,7 +224,7 @@ def test_a_cache_folder_that_cannot_be_made_costs_a_warning_only(root: Path) -> 
     for _ in range(2):
         with pytest.warns(UserWarning, match=r"could not be kept in .*file .*; they will be decoded again"):
             images, _ = Store(root, root / "file").images("mnist", "test")
-        np.testing.assert_array_equal(images[:, 0].numpy(), pictures(12))
+        np.testing.assert_array_equal(images[:, 0].numpy(), random_images(12))
 
 
 def test_a_full_disk_costs_a_warning_only_and_leaves_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +235,7 @@ def test_a_full_disk_costs_a_warning_only_and_leaves_nothing(root: Path, monkeyp
     monkeypatch.setattr(store, "save_file", save_half)
     with pytest.warns(UserWarning, match="No space left on device"):
         images, _ = Store(root).images("mnist", "test")
-    np.testing.assert_array_equal(images[:, 0].numpy(), pictures(12))
+    np.testing.assert_array_equal(images[:, 0].numpy(), random_images(12))
     assert list((root / ".decoded").iterdir()) == []
 
 
@@ -259,7 +259,7 @@ def test_a_missing_shard_is_named(root: Path) -> None:
     with pytest.raises(ValueError, match=r"test-00000-of-00002\.parquet is missing, one of 2 files") as raised:
         Store(root).images("mnist", "test")
     assert not isinstance(raised.value, MissingData)
-    write(root / "mnist/test-00000-of-00001.parquet", pictures(1), [0])
+    write(root / "mnist/test-00000-of-00001.parquet", random_images(1), [0])
     with pytest.raises(ValueError, match="-of-00001 and -of-00002 of test; delete"):
         Store(root).images("mnist", "test")
 
@@ -291,14 +291,14 @@ def test_damaged_pages(root: Path) -> None:
     [
         ({"img": ["a"], "label": [0]}, "has no column 'image' but img, label"),
         ({"image": ["a"], "label": [0]}, "has a column image of type string"),
-        ({"image": picture_column([encode(pictures(1)[0])]), "label": ["0"]}, "has labels of type string"),
-        ({"image": picture_column([encode(pictures(1)[0])]), "label": pa.nulls(1, pa.int64())}, "1 of them null"),
-        ({"image": picture_column([encode(pictures(1)[0])]), "label": [10]}, "label 10 in row 0; .* are 0 to 9"),
-        ({"image": picture_column([encode(pictures(1)[0])]), "label": [-1]}, "label -1 in row 0"),
-        ({"image": picture_column([encode(pictures(1, (32, 32))[0])])}, "picture 0 is 32x32 L, not 28x28 L"),
-        ({"image": picture_column([b"no picture"])}, "picture 0 is damaged"),
-        ({"image": pa.nulls(1, store.PICTURE)}, "picture 0 is empty"),
-        ({"image": picture_column([])}, "holds no rows"),
+        ({"image": image_column([encode(random_images(1)[0])]), "label": ["0"]}, "has labels of type string"),
+        ({"image": image_column([encode(random_images(1)[0])]), "label": pa.nulls(1, pa.int64())}, "1 of them null"),
+        ({"image": image_column([encode(random_images(1)[0])]), "label": [10]}, "label 10 in row 0; .* are 0 to 9"),
+        ({"image": image_column([encode(random_images(1)[0])]), "label": [-1]}, "label -1 in row 0"),
+        ({"image": image_column([encode(random_images(1, (32, 32))[0])])}, "image 0 is 32x32 L, not 28x28 L"),
+        ({"image": image_column([b"no image"])}, "image 0 is damaged"),
+        ({"image": pa.nulls(1, store.IMAGE)}, "image 0 is empty"),
+        ({"image": image_column([])}, "holds no rows"),
     ],
 )
 def test_wrong_content_is_one_sentence_with_the_file(tmp_path: Path, columns: dict, message: str) -> None:
@@ -313,7 +313,7 @@ def test_wrong_content_is_one_sentence_with_the_file(tmp_path: Path, columns: di
 
 
 def test_labels_in_some_shards_only(root: Path) -> None:
-    write(root / "mnist/test-00001-of-00002.parquet", pictures(4))
+    write(root / "mnist/test-00001-of-00002.parquet", random_images(4))
     with pytest.raises(ValueError, match=r"test-00001-of-00002\.parquet has no labels"):
         Store(root).images("mnist", "test")
 
@@ -334,7 +334,7 @@ def test_a_write_that_fails_leaves_what_was_there(root: Path) -> None:
 
 
 def test_a_write_replaces_the_split_and_keeps_checksums(root: Path) -> None:
-    paths = Store(root).write("mnist", "test", [pa.table({"image": picture_column([])})] * 3, "somewhere")
+    paths = Store(root).write("mnist", "test", [pa.table({"image": image_column([])})] * 3, "somewhere")
     assert sorted(path.name for path in (root / "mnist").glob("*.parquet")) == [path.name for path in paths]
     checksums = json.loads((root / "mnist/checksums.json").read_text())
     assert checksums == {

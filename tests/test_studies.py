@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from demur.cli import app
 from demur.data.formats import to_png
-from demur.data.store import picture_column
+from demur.data.store import image_column
 from demur.inference import Laplace
 from demur.likelihoods import plain, soft_labels
 from demur.networks import mlp
@@ -270,14 +270,14 @@ def noise_as_cifar10(tmp_path: Path) -> Store:
         (("cifar10", "train", 70), ("cifar10", "test", 40), ("tiny_imagenet32", "train", 50))
     ):
         pixels = torch.randint(256, (count, 32, 32, 3), generator=torch.Generator().manual_seed(place))
-        pictures = picture_column(map(to_png, pixels.byte().numpy()))
-        columns = {"image": pictures, "label": [i % 10 for i in range(count)]}
+        images = image_column(map(to_png, pixels.byte().numpy()))
+        columns = {"image": images, "label": [i % 10 for i in range(count)]}
         store.write(name, split, [pa.table(columns)], "a test")
     return store
 
 
 def test_a_cell_under_shift(noise_as_cifar10: Store, tmp_path: Path):
-    """95 sets of the same pictures, which neither convention validates with; generated once, and measured."""
+    """95 sets of the same images, which neither convention validates with; generated once, and measured."""
     ours, theirs = (Data("cifar10", limit=30, validation=split) for split in ("train", "test"))
     y, sets = shift(ours, noise_as_cifar10)
     assert shift(theirs, noise_as_cifar10)[1] is sets

@@ -25,7 +25,7 @@ def test_digits_are_real_disjoint_and_whole():
         / 255
     )
     theirs = torch.from_numpy(load_digits().data).float()
-    # the same 1,797 pictures in another order
+    # the same 1,797 images in another order
     assert torch.equal(ours.round().sort(0).values, theirs.sort(0).values)
     assert {row.numpy().tobytes() for row in ours.round()} == {row.numpy().tobytes() for row in theirs}
 

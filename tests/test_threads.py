@@ -74,7 +74,7 @@ def test_a_failure_in_the_middle_leaves_the_network_as_it_was(name, monkeypatch)
     with pytest.raises(RuntimeError, match="in the middle"):
         predict(posterior, none_class(3), x)
     with pytest.raises(RuntimeError, match="in the middle"):
-        posterior.logits(x, posterior.num_draws - 1)
+        posterior.logits(x, posterior.num_samples - 1)
     monkeypatch.setattr(Failing, "fails", False)
     assert all(map(torch.equal, before, weights(posterior)))
     assert torch.equal(predict(posterior, none_class(3), x).probs, alone.probs)
@@ -84,17 +84,17 @@ def test_recurrent_and_tied_weights_are_sampled_in_a_copy():
     """A GRU keeps a list of its weights beside them, which must be the sample's, too."""
     network = gru(3, vocabulary=9, embedding=4, hidden=5).eval()
     variance = {name: torch.full_like(value, 0.3) for name, value in network.named_parameters()}
-    posterior, tokens = Gaussian(network, variance, num_draws=3), torch.randint(1, 9, (6, 7))
-    for draw in range(3):
+    posterior, tokens = Gaussian(network, variance, num_samples=3), torch.randint(1, 9, (6, 7))
+    for sample in range(3):
         by_hand = deepcopy(network)
         with torch.no_grad():
-            for name, value in posterior.sample(draw).items():
+            for name, value in posterior.parameters_at(sample).items():
                 by_hand.get_parameter(name).copy_(value)
-        torch.testing.assert_close(posterior.logits(tokens, draw), by_hand(tokens))
+        torch.testing.assert_close(posterior.logits(tokens, sample), by_hand(tokens))
 
 
 def test_fits_in_threads_are_as_one_after_another():
-    """Dropout draws from torch's own generator, which threads share."""
+    """Dropout samples from torch's own generator, which threads share."""
 
     def network(num_outputs: int) -> nn.Module:
         return nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, num_outputs))
@@ -191,7 +191,7 @@ def test_a_buffer_that_is_written_in_a_pass_stays_as_it_was():
             self.passes += 1
             return self.linear(x) * (1 + self.passes)
 
-    posterior = Gaussian(Counting(4).eval(), {"linear.bias": torch.ones(4)}, num_draws=3)
+    posterior = Gaussian(Counting(4).eval(), {"linear.bias": torch.ones(4)}, num_samples=3)
     first, second = (predict(posterior, none_class(3), torch.ones(2, 4)).probs for _ in range(2))
     assert torch.equal(first, second)
     assert posterior.network.passes == 0

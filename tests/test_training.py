@@ -149,13 +149,13 @@ def test_streams_of_different_purpose_are_independent():
 
 
 def test_outliers_of_another_type_are_refused(task, network, recipe):
-    pictures = changed(
+    images = changed(
         task,
         train=Split(torch.zeros(8, 4, dtype=torch.uint8), torch.arange(8) % 3),
         validation=Split(torch.zeros(8, 4, dtype=torch.uint8), torch.arange(8) % 3),
     )
     with pytest.raises(ValueError, match=r"outliers are torch.float32, inliers torch.uint8"):
-        MAP().fit(network, none_class(3), pictures.training, recipe)
+        MAP().fit(network, none_class(3), images.training, recipe)
 
 
 def test_numpys_types_are_taken(task, network, recipe):

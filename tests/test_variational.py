@@ -21,7 +21,7 @@ from tests.conftest import make_task
 
 @dataclass(frozen=True)
 class UnitNormal:
-    """Labels are real vectors, the logits plus standard noise: the posterior of an affine head is Gaussian."""
+    """Labels are real vectors, the logits plus standard noise: the posterior of an linear head is Gaussian."""
 
     def log_prob(self, logits: Tensor, label: Tensor) -> Tensor:
         return -0.5 * (logits - label).square().sum(-1)
@@ -51,7 +51,7 @@ def check_regression(posterior: Gaussian, layer: str, task: Task, precision: flo
     """The Gaussian over `layer` has the exact posterior's mean, and variance 1 / diag(precision): mean field's best.
 
     Tolerance: a tenth of a standard deviation for the mean, the share `variance_error` for the variance; that much is
-    left to the noise of draws and batches.
+    left to the noise of samples and batches.
     """
     x = torch.cat([task.training.train.x, torch.ones(len(task.training.train), 1)], 1)
     exact_precision = x.T @ x + precision * torch.eye(x.shape[1])
@@ -67,7 +67,7 @@ def check_regression(posterior: Gaussian, layer: str, task: Task, precision: flo
 def test_reaches_bayesian_linear_regression(batch_size: int) -> None:
     task = make_task()
     count, decay = len(task.training.train), 0.05
-    method = VariationalBayes(tau=1.0, prior_decay=decay, log_variance=-9.0, training_draws=50)
+    method = VariationalBayes(tau=1.0, prior_decay=decay, log_variance=-9.0, training_samples=50)
     recipe = Recipe(epochs=1500 * batch_size // count, batch_size=batch_size, lr=0.03)
     posterior = method.fit(partial(HeadedNetwork, nn.Identity(), 4), Likelihood(3, UnitNormal()), task.training, recipe)
     check_regression(posterior, "head", task, decay * count, variance_error=0.1)
@@ -95,7 +95,7 @@ def test_the_kl_may_be_divided_by_another_number() -> None:
             partial(mlp, inputs=4, hidden=(8,)), Likelihood(3, Silent()), task.training, Recipe(epochs=1, lr=1e-12)
         )
     assert losses == [pytest.approx(0.1 * kl_by_torch(posterior, 5e-4 * 96) / 7, rel=1e-5)]
-    assert (posterior.num_draws, posterior.seed, posterior.over_head) == (200, 0, True)
+    assert (posterior.num_samples, posterior.seed, posterior.over_head) == (200, 0, True)
     assert VariationalBayes().parts(Recipe()) == []
     assert all((value.log() + 6).abs().max() < 1e-5 for value in posterior.variance.values())
 
@@ -124,8 +124,8 @@ def test_a_head_that_can_be_treated_apart() -> None:
     begins_in_place, before = HeadedNetwork(nn.ReLU(inplace=True), 4, 3), x.clone()
     with_head(begins_in_place, x)
     assert torch.equal(x, before)
-    pictures = torch.randint(256, (2, 4), dtype=torch.uint8)
-    with_head(HeadedNetwork(nn.Identity(), 4, 3), pictures)
+    images = torch.randint(256, (2, 4), dtype=torch.uint8)
+    with_head(HeadedNetwork(nn.Identity(), 4, 3), images)
 
 
 def test_a_head_without_a_bias() -> None:
@@ -150,7 +150,7 @@ def test_only_the_head_is_random_and_only_the_trunk_decays() -> None:
 
 
 def test_draws_of_the_head_have_the_stated_moments() -> None:
-    """Tolerance: five standard errors of 20,000 draws."""
+    """Tolerance: five standard errors of 20,000 samples."""
     torch.manual_seed(0)
     head = MeanFieldHead(nn.Linear(4, 3), -1.0, 20_000)
     x = torch.randn(2, 4)

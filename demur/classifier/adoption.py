@@ -45,14 +45,14 @@ def adopt(
     epochs: int = 3,
     batch_size: int | None = None,
     lr: float = 1e-4,
-    keep: float = 0.95,
+    coverage: float = 0.95,
     validation: float = 0.1,
     device: str = "auto",
     random_state: int | np.random.RandomState | None = 0,
 ) -> Classifier:
     """A classifier that goes on from a trained network: a few epochs with outliers, Laplace, a calibrated threshold.
 
-    X are inputs as the model takes them: float arrays, uint8 pictures (scaled to [0, 1]) or token numbers. Best are
+    X are inputs as the model takes them: float arrays, uint8 images (scaled to [0, 1]) or token numbers. Best are
     inliers that the model was not trained with: on its own training data thresholds come out too strict. `classes` are
     the labels in the order of the model's outputs, the sorted labels of y if None. `head` names the last affine layer,
     which is otherwise found; it gets one more output if the method has a none class. `report_` has the accuracy of the
@@ -78,7 +78,7 @@ def adopt(
         Copies(with_outputs(model, name, order, likelihood.num_outputs)),
         kind="ready",
         synthetic=synthetic,
-        keep=keep,
+        coverage=coverage,
         epochs=epochs,
         batch_size=batch_size,
         lr=lr,

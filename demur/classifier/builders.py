@@ -15,7 +15,7 @@ from demur.networks import CONVOLUTIONS, HeadedNetwork, Network, as_input, gru, 
 
 
 def convnet(num_outputs: int, *, channels: int = 3, widths: Sequence[int] = (32, 64, 128)) -> nn.Module:
-    """3x3 convolutions, each halving the picture, and their average over it: for pictures of any size."""
+    """3x3 convolutions, each halving the image, and their average over it: for images of any size."""
     layers: list[nn.Module] = []
     for fan_in, fan_out in zip((channels, *widths), widths, strict=False):
         layers += [nn.Conv2d(fan_in, fan_out, 3, padding=1), nn.BatchNorm2d(fan_out), nn.ReLU()]
@@ -31,8 +31,8 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
 # what each kind of data says of the networks that it can be given to; shape is that of one input, or the vocabulary
 ARGUMENTS: Mapping[str, Mapping[str, Callable[[Sequence[int]], dict[str, Any]]]] = MappingProxyType(
     {
-        "rows": {"mlp": lambda shape: {"inputs": shape[0]}},
-        "pictures": {
+        "tables": {"mlp": lambda shape: {"inputs": shape[0]}},
+        "images": {
             "mlp": lambda shape: {"inputs": math.prod(shape)},
             "lenet": lambda shape: {"channels": shape[0], "size": _side(shape)},
             "convnet": lambda shape: {"channels": shape[0]},
@@ -45,7 +45,7 @@ ARGUMENTS: Mapping[str, Mapping[str, Callable[[Sequence[int]], dict[str, Any]]]]
 
 def _side(shape: Sequence[int]) -> int:
     if shape[1] != shape[2] or shape[1] < 4:
-        raise ValueError(f"pictures of {shape[1]}x{shape[2]} do not fit network 'lenet'; choose 'convnet'")
+        raise ValueError(f"images of {shape[1]}x{shape[2]} do not fit network 'lenet'; choose 'convnet'")
     return shape[1]
 
 

@@ -3,8 +3,8 @@
 A score up to the first limit is accepted and gets its label; up to the second it is "unsure", beyond it "unknown".
 
 The first limit is a conformal quantile of the scores of n inliers that nothing was fitted or tuned with: the k-th
-smallest, k = ceil((n + 1) keep). Whatever the network, a fresh inlier from the same source is accepted with probability
-at least `keep` (over the draw of those n and of itself), and at most keep + 1 / (n + 1) where scores have no ties. One
+smallest, k = ceil((n + 1) coverage). Whatever the network, a fresh inlier from the same source is accepted with probability
+at least `coverage` (over the draw of those n and of itself), and at most coverage + 1 / (n + 1) where scores have no ties. One
 input of every class is always trained with; where most classes have few, inliers are thus not quite drawn alike.
 
 The second is where the score itself changes sides: "none" becomes more probable than the best class, or the entropy
@@ -66,13 +66,13 @@ def class_probs(prediction: Prediction) -> Array:
 class Decision:
     """`accept` and `unknown` are the limits of the score: one each, or one for every class that may be answered.
 
-    `keep` is the fraction of inliers that is to be accepted, each limit calibrated on at least `count` of them.
+    `coverage` is the fraction of inliers that is to be accepted, each limit calibrated on at least `count` of them.
     """
 
     score: str
     accept: tuple[float, ...]
     unknown: tuple[float | None, ...]  # None: nothing is called unknown
-    keep: float
+    coverage: float
     count: int
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ class Decision:
     @property
     def guaranteed(self) -> float:
         """The least probability with which a fresh inlier is accepted."""
-        return min(self.keep, self.count / (self.count + 1))
+        return min(self.coverage, self.count / (self.count + 1))
 
     def accepts(self, prediction: Prediction) -> NDArray[np.bool_]:
         return score_of(prediction, self.score) <= self._limits(self.accept, prediction)  # so NaN is abstained on
@@ -109,45 +109,45 @@ class Decision:
         return every[class_probs(prediction).argmax(1)] if len(every) > 1 else every
 
 
-def calibrated(prediction: Prediction, score: str, keep: float, by_class: bool = False) -> Decision:
+def calibrated(prediction: Prediction, score: str, coverage: float, by_class: bool = False) -> Decision:
     """From the predictions of held-out inliers."""
     scores, num_classes = score_of(prediction, score), prediction.probs.shape[1]
-    if ceiled((len(scores) + 1) * keep) > len(scores):
+    if ceiled((len(scores) + 1) * coverage) > len(scores):
         warnings.warn(
-            f"keep={keep} needs {least_count(keep)} inliers to calibrate with, and there are {len(scores)}: only "
+            f"coverage={coverage} needs {least_count(coverage)} inliers to calibrate with, and there are {len(scores)}: only "
             f"{len(scores) / (len(scores) + 1):.2f} is sure to be kept; give more data, or raise validation",
             stacklevel=3,
         )
     groups = [scores]
     if by_class:
-        groups = _by_answer(scores, class_probs(prediction).argmax(1), num_classes, keep)
-    limits = [_limits_of(np.sort(group), keep, score, num_classes) for group in groups]
+        groups = _by_answer(scores, class_probs(prediction).argmax(1), num_classes, coverage)
+    limits = [_limits_of(np.sort(group), coverage, score, num_classes) for group in groups]
     accept, unknown = zip(*limits, strict=True)
-    return Decision(score, accept, unknown, keep, min(map(len, groups)))
+    return Decision(score, accept, unknown, coverage, min(map(len, groups)))
 
 
-def _by_answer(scores: Array, answered: NDArray[np.int64], num_classes: int, keep: float) -> list[Array]:
+def _by_answer(scores: Array, answered: NDArray[np.int64], num_classes: int, coverage: float) -> list[Array]:
     """The scores of each class's answers; classes with too few answers are taken together, as one group."""
     groups = [scores[answered == code] for code in range(num_classes)]
-    few = [code for code, group in enumerate(groups) if len(group) < least_count(keep)]
+    few = [code for code, group in enumerate(groups) if len(group) < least_count(coverage)]
     if not few:
         return groups
     together = np.concatenate([groups[code] for code in few])
     warnings.warn(
-        f"{len(few)} of {num_classes} classes are answered for fewer than {least_count(keep)} of the inliers that "
-        f"calibrate, which keep={keep} needs: they have one limit together, from {len(together)} inliers; give more "
+        f"{len(few)} of {num_classes} classes are answered for fewer than {least_count(coverage)} of the inliers that "
+        f"calibrate, which coverage={coverage} needs: they have one limit together, from {len(together)} inliers; give more "
         "data, or raise validation",
         stacklevel=4,
     )
     return [(together if len(together) else scores) if code in few else group for code, group in enumerate(groups)]
 
 
-def _limits_of(scores: Array, keep: float, score: str, num_classes: int) -> tuple[float, float | None]:
-    turning, quantile = turning_point(score, num_classes), conformal_quantile(scores, keep)
+def _limits_of(scores: Array, coverage: float, score: str, num_classes: int) -> tuple[float, float | None]:
+    turning, quantile = turning_point(score, num_classes), conformal_quantile(scores, coverage)
     accept = float(scores[-1]) if quantile is None else quantile
     if turning is not None and accept < turning:
         return accept, turning
-    unknown = conformal_quantile(scores, 1 - (1 - keep) / REST)
+    unknown = conformal_quantile(scores, 1 - (1 - coverage) / REST)
     if unknown is None and turning is not None:
         unknown = (accept + 2 * turning) / 2  # the highest score there is, is twice where it turns
     return accept, unknown
@@ -159,9 +159,9 @@ def conformal_quantile(scores: Array, level: float) -> float | None:
     return float(scores[place - 1]) if place <= len(scores) else None
 
 
-def least_count(keep: float) -> int:
+def least_count(coverage: float) -> int:
     """How many inliers the guarantee needs."""
-    return ceiled(keep / (1 - keep))
+    return ceiled(coverage / (1 - coverage))
 
 
 def ceiled(value: float) -> int:

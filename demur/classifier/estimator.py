@@ -70,16 +70,16 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
     `method` is a name such as `la+nc`, or a `demur.Method` for other hyperparameters. `network` is a function from the
     head size to an `nn.Module`, the name of one of the package's (`mlp`, `lenet`, `convnet`, `wide_resnet`, `gru`), or
-    None for the one that goes with the kind of data. `kind` says what X is: `rows`, `pictures`, `texts`, or `ready` for
+    None for the one that goes with the kind of data. `kind` says what X is: `tables`, `images`, `texts`, or `ready` for
     arrays that the network takes as they are; `auto` looks at X.
 
     `synthetic` names outliers that are made from X and shown beside those given, or alone: for rows `columns` and
-    `box`, for pictures `smooth`, `uniform`, `patches` and `halves`, for texts `words`, `a+b` for a mix, or a value of
-    `demur.outliers.values`. For pictures `spectrum_matched` are those given, made as sharp as those of X.
+    `box`, for images `smooth`, `uniform`, `patches` and `halves`, for texts `words`, `a+b` for a mix, or a value of
+    `demur.outliers.values`. For images `spectrum_matched` are those given, made as sharp as those of X.
 
     Of the inliers the share `validation`, at the least
     enough for the guarantee, is held out: half to tune a prior, half to calibrate the threshold that keeps the share
-    `keep`. With `by_class` every class has a threshold of its own, so that this holds for the inputs of each predicted
+    `coverage`. With `by_class` every class has a threshold of its own, so that this holds for the inputs of each predicted
     class; it holds out more. None for `epochs`, `batch_size` and `lr` means what goes with the
     kind and the amount of data.
 
@@ -95,7 +95,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         *,
         kind: str = "auto",
         synthetic: str | Shown | None = None,
-        keep: float = 0.95,
+        coverage: float = 0.95,
         by_class: bool = False,
         epochs: int | None = None,
         batch_size: int | None = None,
@@ -108,7 +108,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         self.network = network
         self.kind = kind
         self.synthetic = synthetic
-        self.keep = keep
+        self.coverage = coverage
         self.by_class = by_class
         self.epochs = epochs
         self.batch_size = batch_size
@@ -141,7 +141,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         gathered = self._gathered(X, kind)
         codes = self._learn_classes(y, len(gathered))
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        train, tuning, calibration = divided(codes, self.validation, self.keep, seed, self.by_class)
+        train, tuning, calibration = divided(codes, self.validation, self.coverage, seed, self.by_class)
         self.held_out_ = torch.cat([tuning, calibration]).numpy()
         self.preprocessing_ = preprocessing.of(_rows(gathered, train))
         self.likelihood_ = method.likelihood(len(self.classes_))
@@ -159,7 +159,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         )
         self.posterior_ = inference.fit(self.network_, self.likelihood_, data.to(self._torch_device()), recipe)
         to_calibrate = self._predicted(calibrating.x)
-        self.decision_ = calibrated(to_calibrate, default_score(self.likelihood_), float(self.keep), self.by_class)
+        self.decision_ = calibrated(to_calibrate, default_score(self.likelihood_), float(self.coverage), self.by_class)
         self.report_: dict[str, Any] = {
             "method": method.name,
             "trained": len(train),
@@ -182,7 +182,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def _check_parameters(self) -> None:
         if not isinstance(self.by_class, bool | np.bool_):
             raise ValueError(f"by_class {self.by_class!r} is neither True nor False")
-        for name in ("keep", "validation"):
+        for name in ("coverage", "validation"):
             value = getattr(self, name)
             if not isinstance(value, int | float | np.number) or not 0 < value < 1:
                 raise ValueError(f"{name} {value!r} is not a number between 0 and 1; it is a fraction of the inliers")
@@ -213,7 +213,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         """X as something that rows can be taken from; for tables this is where scikit-learn's own checks are made."""
         if kind == "texts":
             return kinds.strings(X, what)
-        if kind == "pictures":
+        if kind == "images":
             return kinds.grey_values(X, what)
         if kind == "ready":
             return kinds.as_tensor(X, what)
@@ -240,7 +240,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
                 f"outliers {outliers!r} is a name; give inputs like X, or Classifier(synthetic={outliers!r}) to have "
                 "some made from X"
             )
-        kind = self.preprocessing_.made_from
+        kind = self.preprocessing_.synthetic_kind
         if outliers is None:
             shown = synthetic or parse(BY_DEFAULT[kind])
             if any(isinstance(leaf, Given | SpectrumMatched) for leaf in leaves(shown)):
@@ -256,7 +256,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         every = self._inputs(outliers, "outliers")
         trained, unseen = held_out_outliers(every, self.validation, seed)
         shown = mix(given_ones(), *leaves(synthetic)) if synthetic else given_ones()
-        if kind == "pictures" and not any(isinstance(leaf, SpectrumMatched) for leaf in leaves(shown)):
+        if kind == "images" and not any(isinstance(leaf, SpectrumMatched) for leaf in leaves(shown)):
             warn_if_sharpness_tells(inliers, trained)
         return f"{len(every)} {shown}", build(shown, kind, inliers, given=trained), unseen
 
@@ -350,7 +350,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
             model.classes_ = labels_from_json(saved["classes"])
             model.likelihood_ = likelihood_from_json(saved["likelihood"])
             model.preprocessing_ = kinds.from_json(saved["preprocessing"])
-            if isinstance(model.preprocessing_, kinds.Rows):
+            if isinstance(model.preprocessing_, kinds.Tables):
                 model.n_features_in_ = len(model.preprocessing_.mean)
             if saved["columns"]:
                 model.feature_names_in_ = np.array([*map(str, saved["columns"])], dtype=object)

@@ -58,7 +58,7 @@ class Evaluation:
         return fractions
 
     @cached_property
-    def accuracy_of_kept(self) -> float:
+    def accuracy_of_accepted(self) -> float:
         """nan where nothing is kept."""
         kept = self.decision.accepts(self.inside)
         return float(self.right[kept].mean()) if kept.any() else float("nan")
@@ -141,11 +141,11 @@ def joined(parts: Sequence[Prediction]) -> Prediction:
 def shortfall(evaluation: Evaluation) -> str | None:
     """A sentence, if fewer inliers are kept than chance explains."""
     limit, kept, n = evaluation.decision, evaluation.decisions[INLIERS]["kept"], len(evaluation.y)
-    chance = math.sqrt(limit.keep * (1 - limit.keep) * (1 / n + 1 / limit.count))
-    if kept >= limit.keep - 3 * chance:
+    chance = math.sqrt(limit.coverage * (1 - limit.coverage) * (1 / n + 1 / limit.count))
+    if kept >= limit.coverage - 3 * chance:
         return None
     return (
-        f"{100 * kept:.1f} % of the inliers are kept where {100 * limit.keep:.1f} % were to be: "
+        f"{100 * kept:.1f} % of the inliers are kept where {100 * limit.coverage:.1f} % were to be: "
         "they are not like those that the model was fitted to"
     )
 
@@ -153,7 +153,7 @@ def shortfall(evaluation: Evaluation) -> str | None:
 def as_csv(evaluation: Evaluation) -> str:
     """One value a line, as a fraction in full precision."""
     rows: list[tuple[str, str, str, float]] = [(INLIERS, "", name, value) for name, value in evaluation.metrics.items()]
-    rows.append((INLIERS, "", "accuracy_of_kept", evaluation.accuracy_of_kept))
+    rows.append((INLIERS, "", "accuracy_of_accepted", evaluation.accuracy_of_accepted))
     rows += [(of, "", name, value) for of, each in evaluation.decisions.items() for name, value in each.items()]
     rows += [
         (of, score, metric, value)

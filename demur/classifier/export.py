@@ -3,7 +3,7 @@
 | kind | input of the graph |
 |---|---|
 | rows | float64 (N, columns), as they are before standardising |
-| pictures | uint8 (N, channels, height, width), or float32 in [0, 1] where the model was fitted to such |
+| images | uint8 (N, channels, height, width), or float32 in [0, 1] where the model was fitted to such |
 | texts | int64 (N, width): numbers of words, padded with 0 on the left, as `preprocessing_.read` gives them |
 
 Outputs: `probabilities` (N, K) as of predict_proba, `outlier_score` (N,), `decision` (N,) of strings. The names of the
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from demur.classifier import Classifier
 from demur.classifier.decision import UNKNOWN, UNSURE, class_probs, score_of
-from demur.classifier.kinds import FARTHEST, Pictures, Preprocessing, Rows, Texts
+from demur.classifier.kinds import FARTHEST, Images, Preprocessing, Tables, Texts
 from demur.metrics import spread
 from demur.names import choose
 from demur.networks import LastState, as_input
@@ -125,7 +125,7 @@ class Reading(nn.Module):
 
     def __init__(self, preprocessing: Preprocessing) -> None:
         super().__init__()
-        self.rows = preprocessing if isinstance(preprocessing, Rows) else None
+        self.rows = preprocessing if isinstance(preprocessing, Tables) else None
 
     def forward(self, raw: Tensor) -> Tensor:
         if self.rows is None:
@@ -138,28 +138,29 @@ class Reading(nn.Module):
 
 
 class Average(nn.Module):
-    """Probabilities of all outputs, averaged over every draw of the posterior, each with weights of its own."""
+    """Probabilities of all outputs, averaged over every sample of the posterior, each with weights of its own."""
 
     def __init__(self, posterior: Posterior) -> None:
         super().__init__()
         components = list(posterior.components())
-        size = sum(drawn_bytes(component) for _, component in components)
+        size = sum(sampled_bytes(component) for _, component in components)
         if size > LARGEST:
             raise ValueError(
-                f"this model's {posterior.num_draws} networks have {size / 2**30:.1f} GiB of weights, and an ONNX file "
-                "holds 2; fit a smaller network, or a method with fewer draws"
+                f"this model's {posterior.num_samples} networks have {size / 2**30:.1f} GiB of weights, and an ONNX file "
+                "holds 2; fit a smaller network, or a method with fewer samples"
             )
-        self.weights = [share / component.num_draws for share, component in components]
+        self.weights = [share / component.num_samples for share, component in components]
         self.trunks = nn.ModuleList(trunk(component) for _, component in components)
-        self.draws = nn.ModuleList(
-            nn.ModuleList(drawn(component, draw) for draw in range(component.num_draws)) for _, component in components
+        self.samples = nn.ModuleList(
+            nn.ModuleList(sampled(component, sample) for sample in range(component.num_samples))
+            for _, component in components
         )
 
     def forward(self, x: Tensor) -> Tensor:
         total = torch.zeros(())
-        for weight, trunk, draws in zip(self.weights, self.trunks, self.draws, strict=True):
+        for weight, trunk, samples in zip(self.weights, self.trunks, self.samples, strict=True):
             shared = trunk(x)
-            for network in draws:  # type: ignore[attr-defined]
+            for network in samples:  # type: ignore[attr-defined]
                 total = total + weight * network(shared).softmax(-1)
         return total
 
@@ -168,9 +169,9 @@ def trunk(component: Point | Gaussian) -> nn.Module:
     return frozen(component.network.get_submodule("features")) if component.over_head else nn.Identity()
 
 
-def drawn(component: Point | Gaussian, draw: int) -> nn.Module:
-    """The draw-th network, or its head where the draws share their trunk."""
-    return frozen(component.network_at(draw) if isinstance(component, Gaussian) else component.network)
+def sampled(component: Point | Gaussian, sample: int) -> nn.Module:
+    """The sample-th network, or its head where the samples share their trunk."""
+    return frozen(component.network_at(sample) if isinstance(component, Gaussian) else component.network)
 
 
 def frozen(network: nn.Module) -> nn.Module:
@@ -190,12 +191,12 @@ def last_state(network: LastState, tokens: Tensor) -> Tensor:
     return states.gather(1, (lengths - 1).unsqueeze(2).expand(-1, 1, states.shape[2])).squeeze(1)
 
 
-def drawn_bytes(component: Point | Gaussian) -> int:
+def sampled_bytes(component: Point | Gaussian) -> int:
     whole, head = (
         sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
         for module in (component.network, component.network.get_submodule("head" if component.over_head else ""))
     )
-    return (whole - head if component.over_head else 0) + component.num_draws * head
+    return (whole - head if component.over_head else 0) + component.num_samples * head
 
 
 def name_decisions(onnx: Any, model: Any, names: list[str]) -> None:
@@ -212,17 +213,17 @@ def name_decisions(onnx: Any, model: Any, names: list[str]) -> None:
 def example(preprocessing: Preprocessing, count: int) -> Tensor:
     """Random inputs of the graph, in and around what the model was fitted to."""
     generator = generator_for("example")
-    if isinstance(preprocessing, Rows):
+    if isinstance(preprocessing, Tables):
         noise = torch.randn(count, len(preprocessing.mean), generator=generator, dtype=torch.float64)
         return noise.new_tensor(preprocessing.mean) + 2 * noise.new_tensor(preprocessing.scale) * noise
-    if isinstance(preprocessing, Pictures):
+    if isinstance(preprocessing, Images):
         pixels = torch.randint(256, (count, *preprocessing.shape), generator=generator, dtype=torch.uint8)
         return pixels if preprocessing.whole else as_input(pixels)
     if isinstance(preprocessing, Texts):
         words = torch.randint(1, len(preprocessing.words), (count, preprocessing.width), generator=generator)
         start = torch.randint(preprocessing.width, (count, 1), generator=generator)
         return words.where(torch.arange(preprocessing.width) >= start, 0)
-    raise ValueError(f"a model of {preprocessing.kind} inputs cannot be exported; fit one to rows, pictures or texts")
+    raise ValueError(f"a model of {preprocessing.kind} inputs cannot be exported; fit one to rows, images or texts")
 
 
 def check(classifier: Classifier, session: Any) -> str:

@@ -25,7 +25,7 @@ FEWEST = 20  # outliers of which some can be held out
 
 
 def divided(
-    labels: Tensor, fraction: float, keep: float, seed: int, by_class: bool = False
+    labels: Tensor, fraction: float, coverage: float, seed: int, by_class: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rows to train, to tune and to calibrate with, at random; one of each class is trained with whatever happens."""
     count, classes = len(labels), labels.unique()
@@ -34,7 +34,7 @@ def divided(
     free = torch.ones(count, dtype=torch.bool).index_fill_(0, first, False)
     each = math.ceil(fraction * count / 2)
     # answers are not spread evenly over the classes, so half as many again
-    least = math.ceil(1.5 * len(classes) * least_count(keep)) if by_class else least_count(keep)
+    least = math.ceil(1.5 * len(classes) * least_count(coverage)) if by_class else least_count(coverage)
     calibration = min(max(each, least), count // 3)
     tuning = min(max(each, min(TUNING, count // 10)), count // 3)
     held_out = order[free][: tuning + calibration]
@@ -85,7 +85,7 @@ def measured(
     report: dict[str, Any] = {
         "accuracy": float(right.mean()),
         "kept": float(accepted.mean()),
-        "kept_by_class": {
+        "coverage_by_class": {
             str(name): float(accepted[y == code].mean()) for code, name in enumerate(classes) if (y == code).any()
         },
         "guaranteed": decision.guaranteed,
@@ -95,7 +95,7 @@ def measured(
     if unseen is not None:
         report["unseen_outliers"] = len(unseen)
         report["outliers_abstained"] = abstained = float(1 - decision.accepts(unseen).mean())
-        _warn_of_chance(abstained, len(unseen), 1 - decision.keep)
+        _warn_of_chance(abstained, len(unseen), 1 - decision.coverage)
     return report
 
 

@@ -1,9 +1,9 @@
-"""What people have, as the tensors that networks take: rows, pictures, texts, or arrays that are ready as they are.
+"""What people have, as the tensors that networks take: rows, images, texts, or arrays that are ready as they are.
 
 Each kind is a frozen dataclass of numbers and strings alone, so that a model file can hold it. It is learned from the
 training data (`of`); it makes tensors (N, ...) of later data, or refuses it, calling it `what` (`read`); and it has
 defaults: the package's network of some name fitted to the data (`network`), a recipe for that many inputs (`recipe`),
-and the kind of made-up outliers that goes with it (`made_from`).
+and the kind of synthetic outliers that goes with it (`synthetic_kind`).
 """
 
 import math
@@ -19,7 +19,7 @@ from torch import Tensor
 from demur.classifier.builders import builder
 from demur.names import choose
 from demur.networks import Network, as_input
-from demur.tasks.text import Vocabulary, levelled
+from demur.tasks.text import Vocabulary, normalised
 from demur.training_data import Recipe, check_finite
 
 FARTHEST = 1e6  # deviations from the mean; beyond, float32 would lose the rest of the row
@@ -43,16 +43,16 @@ def steps_to_epochs(steps: int, count: int, batch_size: int, least: int, most: i
 
 
 @dataclass(frozen=True)
-class Rows:
+class Tables:
     """Numbers in columns, standardised by the training data's means and deviations."""
 
     mean: tuple[float, ...]
     scale: tuple[float, ...]
-    kind: ClassVar[str] = "rows"
-    made_from: ClassVar[str] = "rows"
+    kind: ClassVar[str] = "tables"
+    synthetic_kind: ClassVar[str] = "tables"
 
     @classmethod
-    def of(cls, x: Any) -> "Rows":
+    def of(cls, x: Any) -> "Tables":
         x = np.asarray(x, dtype=np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             mean, deviation = x.mean(0), x.std(0)
@@ -81,33 +81,33 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Pictures:
+class Images:
     """Grey values: whole numbers 0 to 255 (uint8), or floats from 0 to 1."""
 
     shape: tuple[int, ...]  # channels, height, width
-    whole: bool  # whether training pictures are uint8
-    kind: ClassVar[str] = "pictures"
-    made_from: ClassVar[str] = "pictures"
+    whole: bool  # whether training images are uint8
+    kind: ClassVar[str] = "images"
+    synthetic_kind: ClassVar[str] = "images"
 
     def __post_init__(self) -> None:
         if len(self.shape) != 3 or not all(0 < side < 2**16 for side in self.shape):
-            raise ValueError(f"shape {self.shape} is not that of a picture; it has channels, height and width")
+            raise ValueError(f"shape {self.shape} is not that of an image; it has channels, height and width")
 
     @classmethod
-    def of(cls, x: Any) -> "Pictures":
-        pictures = grey_values(x, "X")
-        return cls(tuple(pictures.shape[1:]), pictures.dtype == torch.uint8)
+    def of(cls, x: Any) -> "Images":
+        images = grey_values(x, "X")
+        return cls(tuple(images.shape[1:]), images.dtype == torch.uint8)
 
     def read(self, X: Any, what: str = "X") -> Tensor:
-        pictures = grey_values(X, what)
-        if tuple(pictures.shape[1:]) != self.shape:
+        images = grey_values(X, what)
+        if tuple(images.shape[1:]) != self.shape:
             raise ValueError(
-                f"{what} has pictures of shape {tuple(pictures.shape[1:])}, the training pictures had {self.shape} "
+                f"{what} has images of shape {tuple(images.shape[1:])}, the training images had {self.shape} "
                 "(channels, height, width); bring them to that"
             )
-        if self.whole == (pictures.dtype == torch.uint8):
-            return pictures
-        return (255 * pictures).round().to(torch.uint8) if self.whole else as_input(pictures)
+        if self.whole == (images.dtype == torch.uint8):
+            return images
+        return (255 * images).round().to(torch.uint8) if self.whole else as_input(images)
 
     def network(self, name: str | None) -> Network:
         _, height, width = self.shape
@@ -124,17 +124,17 @@ def grey_values(X: Any, what: str) -> Tensor:
     if x.dim() == 3:
         x = x.unsqueeze(1)
     if x.dim() != 4:
-        raise ValueError(f"{what} has shape {tuple(x.shape)}; pictures are (N, C, H, W), or (N, H, W) if grey")
+        raise ValueError(f"{what} has shape {tuple(x.shape)}; images are (N, C, H, W), or (N, H, W) if grey")
     if x.shape[3] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
         raise ValueError(
-            f"{what} has shape {tuple(x.shape)}, channels last; pictures are (N, C, H, W): X.transpose(0, 3, 1, 2)"
+            f"{what} has shape {tuple(x.shape)}, channels last; images are (N, C, H, W): X.transpose(0, 3, 1, 2)"
         )
     if x.dtype == torch.uint8:
         return x
     check_finite(what, x)
     if x.numel() and (x.min() < 0 or x.max() > (1 if x.is_floating_point() else 255)):
         raise ValueError(
-            f"{what} has values from {x.min().item():g} to {x.max().item():g}; pictures are whole numbers from 0 to "
+            f"{what} has values from {x.min().item():g} to {x.max().item():g}; images are whole numbers from 0 to "
             "255 or floats from 0 to 1"
         )
     return x.float() if x.is_floating_point() else x.to(torch.uint8)
@@ -147,7 +147,7 @@ class Texts:
     words: tuple[str, ...]
     width: int  # words of a text; longer ones lose their ends
     kind: ClassVar[str] = "texts"
-    made_from: ClassVar[str] = "texts"
+    synthetic_kind: ClassVar[str] = "texts"
 
     def __post_init__(self) -> None:
         if not 0 < self.width <= LONGEST:
@@ -155,11 +155,11 @@ class Texts:
 
     @classmethod
     def of(cls, x: Any) -> "Texts":
-        sentences = [levelled(text) for text in strings(x, "X")]
+        sentences = [normalised(text) for text in strings(x, "X")]
         return cls(Vocabulary.of(sentences).words, min(LONGEST, max(1, *map(len, sentences))))
 
     def read(self, X: Any, what: str = "X") -> Tensor:
-        return Vocabulary(self.words).encode(map(levelled, strings(X, what)), self.width)
+        return Vocabulary(self.words).encode(map(normalised, strings(X, what)), self.width)
 
     def network(self, name: str | None) -> Network:
         return builder(name or "gru", self.kind, (len(self.words),))
@@ -188,10 +188,10 @@ class Ready:
     kind: ClassVar[str] = "ready"
 
     @property
-    def made_from(self) -> str:
+    def synthetic_kind(self) -> str:
         if not self.floating:
             return "texts"
-        return "pictures" if len(self.shape) == 3 else "rows"
+        return "images" if len(self.shape) == 3 else "tables"
 
     @classmethod
     def of(cls, x: Any) -> "Ready":
@@ -218,18 +218,18 @@ class Ready:
         return Recipe(epochs=steps_to_epochs(600, count, 64, 3, 50), batch_size=64)
 
 
-Preprocessing = Rows | Pictures | Texts | Ready
+Preprocessing = Tables | Images | Texts | Ready
 KINDS: Mapping[str, type[Preprocessing]] = MappingProxyType(
-    {"rows": Rows, "pictures": Pictures, "texts": Texts, "ready": Ready}
+    {"tables": Tables, "images": Images, "texts": Texts, "ready": Ready}
 )
 
 
 def kind_of(X: Any) -> str:
-    """Strings are texts, three or four dimensions are pictures, everything else is rows."""
+    """Strings are texts, three or four dimensions are images, everything else is rows."""
     values = X if hasattr(X, "ndim") else np.asarray(X, dtype=object)
     if values.ndim == 1 and len(values) and all(isinstance(value, str) for value in values):
         return "texts"
-    return "pictures" if values.ndim in (3, 4) else "rows"
+    return "images" if values.ndim in (3, 4) else "tables"
 
 
 def to_json(preprocessing: Preprocessing) -> dict[str, Any]:

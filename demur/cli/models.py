@@ -29,7 +29,7 @@ LabelColumn = Annotated[str | None, typer.Option(help="The label's column; else 
 @app.command()
 def fit(
     inputs: Annotated[
-        Path, typer.Argument(metavar="DATA", help="A folder of class folders of pictures, a csv, jsonl or npz file.")
+        Path, typer.Argument(metavar="DATA", help="A folder of class folders of images, a csv, jsonl or npz file.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The model: a folder, or one file if it ends in .demur.")],
     outliers: Annotated[
@@ -42,8 +42,8 @@ def fit(
     ] = None,
     method: Annotated[str, typer.Option(help="inference+likelihood: la+nc, map+oe, de+nc, vb+sl, ...")] = "la+nc",
     label: LabelColumn = None,
-    size: Annotated[str | None, typer.Option(help="Of pictures: 32, or HEIGHTxWIDTH; else the most common.")] = None,
-    keep: Annotated[float, typer.Option(help="Share of the inliers that is to get a label.")] = 0.95,
+    size: Annotated[str | None, typer.Option(help="Of images: 32, or HEIGHTxWIDTH; else the most common.")] = None,
+    coverage: Annotated[float, typer.Option(help="Share of the inliers that is to get a label.")] = 0.95,
     epochs: Annotated[int | None, typer.Option(min=1, help="Else what suits the amount of data.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A fifth of the usual epochs, for a first look.")] = False,
     checkpoint: Annotated[
@@ -56,8 +56,8 @@ def fit(
 ) -> None:
     """Fit a classifier that refuses what it does not know to your own data."""
     _check_new_model(out, checkpoint)
-    if not 0 < keep < 1:
-        raise ValueError(f"keep {keep} is not between 0 and 1; it is a share of the inliers")
+    if not 0 < coverage < 1:
+        raise ValueError(f"coverage {coverage} is not between 0 and 1; it is a share of the inliers")
     shape = _size(size)
 
     from demur.classifier import Classifier
@@ -81,7 +81,12 @@ def fit(
         if isinstance(shown, str):  # made from DATA: a name
             synthetic, shown = f"{shown}+{synthetic}" if synthetic else shown, None
         classifier = Classifier(
-            method, synthetic=synthetic, keep=keep, epochs=epochs, device=device_named(device), random_state=seed
+            method,
+            synthetic=synthetic,
+            coverage=coverage,
+            epochs=epochs,
+            device=device_named(device),
+            random_state=seed,
         )
         classifier.fit(inliers.x, inliers.y, shown)
         classifier.save(out)
@@ -96,7 +101,7 @@ def predict(
     inputs: Annotated[
         Path,
         typer.Argument(
-            metavar="INPUT", help="A picture or a folder of them, csv, jsonl, txt, npz; - for standard input."
+            metavar="INPUT", help="An image or a folder of them, csv, jsonl, txt, npz; - for standard input."
         ),
     ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A csv file; else it is printed.")] = None,
@@ -268,7 +273,7 @@ def _size(named: str | None) -> tuple[int, int] | None:
         return None
     height, _, width = named.lower().partition("x")
     if not (height.isdecimal() and (width or height).isdecimal()) or min(int(height), int(width or height)) < 4:
-        raise ValueError(f"size {named!r} is not that of a picture; give 32, or 32x48 for height and width")
+        raise ValueError(f"size {named!r} is not that of an image; give 32, or 32x48 for height and width")
     return int(height), int(width or height)
 
 
@@ -277,7 +282,7 @@ def _usual_epochs(kind: str, x: "X") -> int:
 
     from demur.classifier.kinds import KINDS
 
-    return KINDS[kind].of(np.asarray(x) if kind == "rows" else x).recipe(len(x)).epochs
+    return KINDS[kind].of(np.asarray(x) if kind == "tables" else x).recipe(len(x)).epochs
 
 
 def _said_of_fit(classifier: "Classifier", given: "Inputs", count: int, outliers: str | None) -> dict[str, str]:
@@ -304,14 +309,14 @@ def _said_of_fit(classifier: "Classifier", given: "Inputs", count: int, outliers
 def _open_for(
     classifier: "Classifier", path: Path, labelled: bool = False, label: str | None = None, tolerant: bool = False
 ) -> "Inputs":
-    """Inputs as the model was fitted to: its columns, its size of pictures."""
-    from demur.classifier.kinds import Pictures
+    """Inputs as the model was fitted to: its columns, its size of images."""
+    from demur.classifier.kinds import Images
     from demur.classifier.readers import open_inputs, unnamed
 
     fitted = classifier.preprocessing_
-    channels, *size = fitted.shape if isinstance(fitted, Pictures) else (None,)
-    if isinstance(fitted, Pictures) and path.suffix.lower() in (".csv", ".tsv", ".jsonl", ".txt"):
-        raise ValueError(f"{path} holds no pictures, and the model is for pictures; give it what it was fitted to")
+    channels, *size = fitted.shape if isinstance(fitted, Images) else (None,)
+    if isinstance(fitted, Images) and path.suffix.lower() in (".csv", ".tsv", ".jsonl", ".txt"):
+        raise ValueError(f"{path} holds no images, and the model is for images; give it what it was fitted to")
     columns = tuple(getattr(classifier, "feature_names_in_", ()))
     given = open_inputs(
         path,

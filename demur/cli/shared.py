@@ -28,7 +28,7 @@ def make_console() -> "Console":
 
 
 def open_store(data: Path | None) -> "Store":
-    """--data, then DEMUR_DATA, then the user's cache; decoded pictures go beside the data, if it may be written to."""
+    """--data, then DEMUR_DATA, then the user's cache; decoded images go beside the data, if it may be written to."""
     from demur.tasks import Store
 
     named = data or os.environ.get("DEMUR_DATA")

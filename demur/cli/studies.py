@@ -258,18 +258,20 @@ def study(
     done = {cell for cell in cells if is_answered(cell, place.folder(fits[cell]))}
     networks = len(networks_of(asked, place.store))
     print(f"{len(cells)} cells, {len(done)} done, {networks} networks in all; {seconds_left(asked, place, jobs)}")
-    made_of = [fits[cell].data.made_of for cell in cells if cell not in done]
-    lacking = {each for names in made_of for each in names if each in CATALOGUE and not place.store.has(each, "train")}
+    set_names = [fits[cell].data.set_names for cell in cells if cell not in done]
+    lacking = {
+        each for names in set_names for each in names if each in CATALOGUE and not place.store.has(each, "train")
+    }
     if dry_run:
         for cell in cells:
             state = "done" if cell in done else "to do"
             shown = f" with {cell.outliers}" if cell.outliers else ""
             print(f"  {cell.task} {cell.method}{shown} {cell.convention} seed {cell.seed}: {state}")
-        if ordered := [each for each in dict.fromkeys(chain.from_iterable(made_of)) if each in lacking]:
+        if ordered := [each for each in dict.fromkeys(chain.from_iterable(set_names)) if each in lacking]:
             print(f"not here yet, to train with: {', '.join(ordered)}; demur data get {' '.join(ordered)}")
         return
-    if made_of and all(names[:1] and names[0] in lacking for names in made_of):
-        place.store.shards(made_of[0][0], "train")  # says how to get it, before anything is begun
+    if set_names and all(names[:1] and names[0] in lacking for names in set_names):
+        place.store.shards(set_names[0][0], "train")  # says how to get it, before anything is begun
     console = make_console()
     with progress(console, name) as describe:
 
@@ -368,7 +370,7 @@ def unpack(
 def audit(
     task: TaskName,
     outliers: OutliersName = None,
-    figure: Annotated[Path | None, typer.Option(help="Draw how sharp the sets of pictures are there.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw how sharp the sets of images are there.")] = None,
     overwrite: Overwrite = False,
     data: Data = None,
 ) -> None:

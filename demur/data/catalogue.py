@@ -25,7 +25,7 @@ class HubFiles:
     rows: int | None = None  # take the first rows only
     skip: str | None = None  # leave out texts that match this expression
     match_names: bool = False  # the classes are numbered otherwise there, so go by their names
-    resize: bool = False  # the pictures are larger there
+    resize: bool = False  # the images are larger there
 
 
 @dataclass(frozen=True)
@@ -155,14 +155,12 @@ CATALOGUE: Mapping[str, DataSet] = {
         "CC BY 4.0",
         COLOUR,
         CIFAR10,
-        note="one split a corruption: severities 1 to 5 in turn, each the 10,000 test pictures",
+        note="one split a corruption: severities 1 to 5 in turn, each the 10,000 test images",
     ),
     "places_classroom": DataSet(
-        "images", ("test",), "unknown; pictures of Places, for research", COLOUR, note="stands in for lsun_classroom"
+        "images", ("test",), "unknown; images of Places, for research", COLOUR, note="stands in for lsun_classroom"
     ),
-    "lsun_classroom": DataSet(
-        "images", ("test",), "unknown", COLOUR, note="resize the pictures to 32x32 before adding"
-    ),
+    "lsun_classroom": DataSet("images", ("test",), "unknown", COLOUR, note="resize the images to 32x32 before adding"),
     "tiny_imagenet32": DataSet(
         "images",
         ("train",),

@@ -1,7 +1,7 @@
-"""Encoded pictures to pixels, on every core.
+"""Encoded images to pixels, on every core.
 
-Pillow holds the interpreter's lock for most of a small picture's time, so threads gain nothing: on two free cores one
-thread decoded 13,000 to 16,000 WebP pictures of 32x32 a second, two threads 15,000 to 17,000, a pool of two forked
+Pillow holds the interpreter's lock for most of a small image's time, so threads gain nothing: on two free cores one
+thread decoded 13,000 to 16,000 WebP images of 32x32 a second, two threads 15,000 to 17,000, a pool of two forked
 processes 25,000 (PNG of 28x28: 34,000, 22,000, 55,000). The processes here are this file run as a script, because
 multiprocessing would either fork a program that may hold threads and a GPU, or import the caller's main module again.
 That costs their start (0.1 s each) and the piping, so they pay on free cores and in large files only.
@@ -20,78 +20,78 @@ from PIL import Image
 FORMATS = ("PNG", "WEBP", "JPEG")
 # What can be read without loss of colour, by the number of channels.
 MODES = {1: ("L", "1"), 3: ("RGB", "L", "1", "P")}
-# With fewer pictures than this a process is not worth its start.
+# With fewer images than this a process is not worth its start.
 WORTH_A_PROCESS = 4000
 
 Shape = tuple[int, int, int]  # channels, height, width
 
 
-def decode(pictures: Sequence[bytes | None], shape: Shape) -> bytes:
-    """The pixels of one picture after another, (N, height, width, channels), uint8.
+def decode(images: Sequence[bytes | None], shape: Shape) -> bytes:
+    """The pixels of one image after another, (N, height, width, channels), uint8.
 
-    A picture that is damaged or of another shape raises a ValueError with its number.
+    An image that is damaged or of another shape raises a ValueError with its number.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    shares = min(cores, len(pictures) // WORTH_A_PROCESS)
+    shares = min(cores, len(images) // WORTH_A_PROCESS)
     if shares < 2:
-        return decode_here(pictures, shape, 0)
-    bounds = [len(pictures) * share // shares for share in range(shares + 1)]
+        return decode_here(images, shape, 0)
+    bounds = [len(images) * share // shares for share in range(shares + 1)]
 
     def decode_share(start: int, stop: int) -> bytes:
-        return decode_in_process(pictures[start:stop], shape, start)
+        return decode_in_process(images[start:stop], shape, start)
 
     with ThreadPoolExecutor(shares) as pool:
         return b"".join(pool.map(decode_share, bounds[:-1], bounds[1:]))
 
 
-def picture_shape(encoded: bytes | None) -> Shape:
-    """The shape that a set beginning with this picture has."""
+def image_shape(encoded: bytes | None) -> Shape:
+    """The shape that a set beginning with this image has."""
     try:
-        picture = Image.open(io.BytesIO(encoded or b""), formats=FORMATS)
+        image = Image.open(io.BytesIO(encoded or b""), formats=FORMATS)
     except OSError as error:
-        raise ValueError(f"picture 0 is damaged ({error})") from error
-    return 1 if picture.mode in MODES[1] else 3, picture.height, picture.width
+        raise ValueError(f"image 0 is damaged ({error})") from error
+    return 1 if image.mode in MODES[1] else 3, image.height, image.width
 
 
-def is_deep(picture: Image.Image) -> bool:
+def is_deep(image: Image.Image) -> bool:
     """Whether it has 16 bits a channel, of which Pillow drops half without a word; to be asked before it is loaded."""
-    for decoder, _, _, arguments in getattr(picture, "tile", ()):
+    for decoder, _, _, arguments in getattr(image, "tile", ()):
         first, *_, last = arguments if isinstance(arguments, tuple) else (arguments, arguments)
         if ";16" in str(first) or (decoder.startswith("ppm") and isinstance(last, int) and last > 255):
             return True
     return False
 
 
-def flattened(picture: Image.Image, mode: str) -> Image.Image:
+def flattened(image: Image.Image, mode: str) -> Image.Image:
     """In another mode; what is transparent shows a white ground."""
-    if not picture.has_transparency_data:
-        return picture if picture.mode == mode else picture.convert(mode)
-    layer = picture.convert("RGBA")
+    if not image.has_transparency_data:
+        return image if image.mode == mode else image.convert(mode)
+    layer = image.convert("RGBA")
     return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert(mode)
 
 
-def decode_here(pictures: Sequence[bytes | None], shape: Shape, first: int) -> bytes:
-    """Pixels, decoded in this process; errors count the pictures from `first`."""
+def decode_here(images: Sequence[bytes | None], shape: Shape, first: int) -> bytes:
+    """Pixels, decoded in this process; errors count the images from `first`."""
     channels, height, width = shape
     mode = MODES[channels][0]
     pixels = []
-    for number, encoded in enumerate(pictures, first):
+    for number, encoded in enumerate(images, first):
         if not encoded:
-            raise ValueError(f"picture {number} is empty")
+            raise ValueError(f"image {number} is empty")
         try:
-            picture = Image.open(io.BytesIO(encoded), formats=FORMATS)
-            if picture.size != (width, height) or picture.mode not in MODES[channels] or is_deep(picture):
-                found = f"{picture.width}x{picture.height} {'16-bit ' * is_deep(picture)}{picture.mode}"
-                raise ValueError(f"picture {number} is {found}, not {width}x{height} {mode}")
-            pixels.append(flattened(picture, mode).tobytes())
+            image = Image.open(io.BytesIO(encoded), formats=FORMATS)
+            if image.size != (width, height) or image.mode not in MODES[channels] or is_deep(image):
+                found = f"{image.width}x{image.height} {'16-bit ' * is_deep(image)}{image.mode}"
+                raise ValueError(f"image {number} is {found}, not {width}x{height} {mode}")
+            pixels.append(flattened(image, mode).tobytes())
         except (OSError, SyntaxError) as error:
-            raise ValueError(f"picture {number} is damaged ({error})") from error
+            raise ValueError(f"image {number} is damaged ({error})") from error
     return b"".join(pixels)
 
 
-def decode_in_process(pictures: Sequence[bytes | None], shape: Shape, first: int) -> bytes:
+def decode_in_process(images: Sequence[bytes | None], shape: Shape, first: int) -> bytes:
     """decode_here, in a process of its own."""
-    parcel = b"".join(len(picture or b"").to_bytes(4) + (picture or b"") for picture in pictures)
+    parcel = b"".join(len(image or b"").to_bytes(4) + (image or b"") for image in images)
     command = [sys.executable, "-P", __file__, *map(str, shape), str(first)]
     worker = subprocess.run(command, input=parcel, capture_output=True)
     if worker.returncode:
@@ -110,5 +110,5 @@ def unpack(parcel: bytes) -> Iterator[bytes]:
 
 if __name__ == "__main__":
     channels, height, width, first = map(int, sys.argv[1:])
-    pictures = list(unpack(sys.stdin.buffer.read()))
-    sys.stdout.buffer.write(decode_here(pictures, (channels, height, width), first))
+    images = list(unpack(sys.stdin.buffer.read()))
+    sys.stdout.buffer.write(decode_here(images, (channels, height, width), first))

@@ -2,12 +2,12 @@
 
 | given | taken for |
 |---|---|
-| a folder of class folders of pictures, or of train/ and test/ with such folders in them | labels by folder name |
+| a folder of class folders of images, or of train/ and test/ with such folders in them | labels by folder name |
 | .npz with x or images, and y or labels, or such names with _train, _test | uint8 (N, H, W) or (N, H, W, 3) |
 | .csv or .tsv with columns text and, if known, label | texts |
-| .csv with columns label and one a pixel (with or without a header) | grey square pictures, row by row |
+| .csv with columns label and one a pixel (with or without a header) | grey square images, row by row |
 | .txt | one text a line |
-| MNIST's IDX files, packed or not: the folder, or the file of pictures with that of labels beside it | as published |
+| MNIST's IDX files, packed or not: the folder, or the file of images with that of labels beside it | as published |
 | CIFAR-10's or CIFAR-100's folder of Python files (no code in them is run) | as published |
 | SVHN's train_32x32.mat, test_32x32.mat, or the folder | as published, the digit 0 as label 0 |
 | CIFAR-10-C's folder with labels.npy | one split a corruption, severities 1 to 5 in turn |
@@ -36,27 +36,27 @@ import scipy.io
 from PIL import Image
 
 from demur.data.catalogue import CATALOGUE
-from demur.data.decode import FORMATS, MODES, flattened, is_deep, picture_shape
-from demur.data.store import Store, check_names, class_names, open_parquet, picture_column, with_class_names
+from demur.data.decode import FORMATS, MODES, flattened, image_shape, is_deep
+from demur.data.store import Store, check_names, class_names, image_column, open_parquet, with_class_names
 
 SHARD_ROWS = 50_000
 SPLITS = {"train": "train", "test": "test", "t10k": "test", "val": "validation", "dev": "validation", "extra": "extra"}
-PICTURES = {".png", ".webp", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"}
+IMAGES = {".png", ".webp", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"}
 COLOURS = dict.fromkeys((*MODES[3], "RGBA", "PA"), "colour") | dict.fromkeys((*MODES[1], "LA"), "grey")
 ARRAY = "numpy.core.multiarray _reconstruct"
 
 
 @dataclass(frozen=True)
 class Part:
-    """One split as it was found: pictures or texts, and their labels, numbers or names, if it has any."""
+    """One split as it was found: images or texts, and their labels, numbers or names, if it has any."""
 
     split: str | None  # None where the file does not say
-    pictures: Sequence[bytes] | np.ndarray | None = None  # encoded, or pixels (N, H, W) or (N, H, W, channels)
+    images: Sequence[bytes] | np.ndarray | None = None  # encoded, or pixels (N, H, W) or (N, H, W, channels)
     texts: Sequence[str] | None = None
     labels: np.ndarray | None = None
 
     def __len__(self) -> int:
-        return len(self.pictures if self.pictures is not None else self.texts or ())
+        return len(self.images if self.images is not None else self.texts or ())
 
 
 Reader = Callable[[Path], Iterator[Part]]
@@ -145,28 +145,28 @@ def check_part(name: str, part: Part, path: Path) -> None:
     if len(part) == 0 or (part.labels is not None and len(part.labels) != len(part)):
         labels = "no" if part.labels is None else len(part.labels)
         raise ValueError(f"{path} has {len(part)} inputs and {labels} labels; give at least one, and a label for each")
-    if part.pictures is None:
+    if part.images is None:
         return
-    if isinstance(part.pictures, np.ndarray):
-        found = part.pictures.shape
-        if part.pictures.dtype != np.uint8 or not (len(found) == 3 or (len(found) == 4 and found[3] in MODES)):
-            kind = f"{part.pictures.dtype} {found}"
-            raise ValueError(f"{path} has pictures that are {kind}; give uint8 (N, H, W) or (N, H, W, 3)")
+    if isinstance(part.images, np.ndarray):
+        found = part.images.shape
+        if part.images.dtype != np.uint8 or not (len(found) == 3 or (len(found) == 4 and found[3] in MODES)):
+            kind = f"{part.images.dtype} {found}"
+            raise ValueError(f"{path} has images that are {kind}; give uint8 (N, H, W) or (N, H, W, 3)")
         channels, height, width = (1, *found[1:]) if len(found) == 3 else (found[3], *found[1:3])
     else:
-        channels, height, width = picture_shape(part.pictures[0])
+        channels, height, width = image_shape(part.images[0])
     if known and known.shape and (channels > known.shape[0] or (height, width) != known.shape[1:]):
         shape = (channels, height, width)
-        raise ValueError(f"{path} has pictures of shape {shape}, {name} of {known.shape}; convert them first")
+        raise ValueError(f"{path} has images of shape {shape}, {name} of {known.shape}; convert them first")
 
 
 def to_tables(part: Part, labels: np.ndarray | None, names: tuple[str, ...]) -> Iterator[pa.Table]:
     for start in range(0, len(part), SHARD_ROWS):
         rows = slice(start, start + SHARD_ROWS)
         columns = {}
-        if part.pictures is not None:
-            pixels = isinstance(part.pictures, np.ndarray)
-            columns["image"] = picture_column(map(to_png, part.pictures[rows]) if pixels else part.pictures[rows])
+        if part.images is not None:
+            pixels = isinstance(part.images, np.ndarray)
+            columns["image"] = image_column(map(to_png, part.images[rows]) if pixels else part.images[rows])
         if part.texts is not None:
             columns["text"] = pa.array(part.texts[rows], pa.string())
         if labels is not None:
@@ -209,31 +209,29 @@ def read_class_folders(path: Path) -> Iterator[Part]:
 
 
 def read_classes(path: Path, split: str | None) -> Part:
-    """Pictures sorted by folder and name, the files as they are, or PNG where the store does not read their kind."""
-    files = [file for file in find_pictures(path) if file.parent != path]
+    """Images sorted by folder and name, the files as they are, or PNG where the store does not read their kind."""
+    files = [file for file in find_images(path) if file.parent != path]
     if not files:
-        raise ValueError(
-            f"{path} holds no folders of pictures; put each class's pictures in a folder of the class's name"
-        )
-    pictures, first = [], ""
+        raise ValueError(f"{path} holds no folders of images; put each class's images in a folder of the class's name")
+    images, first = [], ""
     for file in files:
-        with reading(file, "a picture"), Image.open(file) as picture:
-            if is_deep(picture):
+        with reading(file, "an image"), Image.open(file) as image:
+            if is_deep(image):
                 raise ValueError("it has 16 bits a channel, not 8; convert it")
-            picture.load()
-            colour = COLOURS.get(picture.mode, picture.mode)
-            plain = flattened(picture, "L" if colour == "grey" else "RGB")
-            as_is = picture.format in FORMATS and not picture.has_transparency_data
-            pictures.append(file.read_bytes() if as_is else to_png(np.asarray(plain)))
-        shape = f"{picture.width}x{picture.height} {colour}"
+            image.load()
+            colour = COLOURS.get(image.mode, image.mode)
+            plain = flattened(image, "L" if colour == "grey" else "RGB")
+            as_is = image.format in FORMATS and not image.has_transparency_data
+            images.append(file.read_bytes() if as_is else to_png(np.asarray(plain)))
+        shape = f"{image.width}x{image.height} {colour}"
         first = first or shape
-        if shape != first or colour == picture.mode:
+        if shape != first or colour == image.mode:
             raise ValueError(f"{file} is {shape}, {files[0].name} {first}; bring all to one size, and to grey or RGB")
-    return Part(split, pictures, labels=np.array([file.relative_to(path).parts[0] for file in files]))
+    return Part(split, images, labels=np.array([file.relative_to(path).parts[0] for file in files]))
 
 
-def find_pictures(path: Path) -> list[Path]:
-    """Every picture below a folder, in order; links are followed, hidden files and folders are not looked at."""
+def find_images(path: Path) -> list[Path]:
+    """Every image below a folder, in order; links are followed, hidden files and folders are not looked at."""
     found: list[Path] = []
     above = {path: {path.resolve()}}  # by folder, those that it lies in
     for name, folders, files in os.walk(path, onerror=_refuse_folder, followlinks=True):
@@ -245,9 +243,9 @@ def find_pictures(path: Path) -> list[Path]:
                 raise ValueError(f"{folder / each} is a link to a folder that it lies in; remove it")
             above[folder / each] = above[folder] | {real}
         for file in (folder / each for each in files if not each.startswith(".")):
-            if not file.exists() and file.suffix.lower() not in PICTURES:
+            if not file.exists() and file.suffix.lower() not in IMAGES:
                 raise ValueError(f"{file} is a link to nothing; mend or remove it")
-            if file.suffix.lower() in PICTURES and (file.is_file() or not file.exists()):
+            if file.suffix.lower() in IMAGES and (file.is_file() or not file.exists()):
                 found.append(file)
     return sorted(found)
 
@@ -264,13 +262,11 @@ def read_npz(path: Path) -> Iterator[Part]:
     inputs = {match[1] or match[4]: arrays[key] for key, match in matches.items() if match[2]}
     labels = {match[1] or match[4]: arrays[key] for key, match in matches.items() if match[3]}
     if not inputs:
-        raise ValueError(
-            f"{path} has arrays {', '.join(arrays)}; name the pictures x or images, the labels y or labels"
-        )
-    for word, pictures in inputs.items():
-        if pictures.ndim == 4 and pictures.shape[1] in MODES and pictures.shape[3] not in MODES:
-            pictures = pictures.transpose(0, 2, 3, 1)
-        yield Part(split_named(word or path.name), pictures, labels=labels.get(word))
+        raise ValueError(f"{path} has arrays {', '.join(arrays)}; name the images x or images, the labels y or labels")
+    for word, images in inputs.items():
+        if images.ndim == 4 and images.shape[1] in MODES and images.shape[3] not in MODES:
+            images = images.transpose(0, 2, 3, 1)
+        yield Part(split_named(word or path.name), images, labels=labels.get(word))
 
 
 def read_csv(path: Path) -> Iterator[Part]:
@@ -311,13 +307,11 @@ def read_idx(path: Path) -> Iterator[Part]:
             (found for found in (file.with_name(other), file.with_name(other + ".gz")) if found.exists()), None
         )
         if labels is None or "images" not in file.name:
-            raise ValueError(
-                f"{file} needs a file of pictures and, beside it, {other} with the labels; give the pictures"
-            )
-        pictures = read_idx_array(file)
+            raise ValueError(f"{file} needs a file of images and, beside it, {other} with the labels; give the images")
+        images = read_idx_array(file)
         if file.name.startswith("emnist"):
-            pictures = pictures.transpose(0, 2, 1)  # published lying on their side
-        yield Part(split_named(file.name), pictures, labels=read_idx_array(labels))
+            images = images.transpose(0, 2, 1)  # published lying on their side
+        yield Part(split_named(file.name), images, labels=read_idx_array(labels))
 
 
 def read_idx_array(path: Path) -> np.ndarray:
@@ -333,8 +327,8 @@ def read_svhn(path: Path) -> Iterator[Part]:
     for file in sorted(path.glob("*_32x32.mat")) if path.is_dir() else [path]:
         with reading(file, "SVHN's mat"):
             content = scipy.io.loadmat(file, variable_names=["X", "y"])
-            pictures, labels = content["X"].transpose(3, 0, 1, 2), content["y"].reshape(-1) % 10
-        yield Part(split_named(file.name), pictures, labels=labels)
+            images, labels = content["X"].transpose(3, 0, 1, 2), content["y"].reshape(-1) % 10
+        yield Part(split_named(file.name), images, labels=labels)
 
 
 def read_corruptions(path: Path) -> Iterator[Part]:
@@ -345,8 +339,8 @@ def read_corruptions(path: Path) -> Iterator[Part]:
     for file in sorted(folder.glob("*.npy")) if path.is_dir() else [path]:
         if file != labels:
             with reading(file, "npy"):
-                pictures = np.load(file, mmap_mode="r", allow_pickle=False)
-            yield Part(file.stem, pictures, labels=numbers)
+                images = np.load(file, mmap_mode="r", allow_pickle=False)
+            yield Part(file.stem, images, labels=numbers)
 
 
 def read_cifar10(path: Path) -> Iterator[Part]:

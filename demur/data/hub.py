@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from PIL import Image
 
 from demur.data.catalogue import CATALOGUE, DataSet, HubFiles
-from demur.data.store import Store, class_names, open_parquet, picture_column, sha256, with_class_names
+from demur.data.store import Store, class_names, image_column, open_parquet, sha256, with_class_names
 from demur.names import choose
 
 Progress = Callable[[str, int, int], None]  # file, bytes so far, bytes in all
@@ -148,8 +148,8 @@ def converted(paths: list[Path], data: DataSet, hub: HubFiles) -> Iterator[pa.Ta
 def convert(table: pa.Table, data: DataSet, hub: HubFiles) -> pa.Table:
     columns = {}
     if hub.image:
-        pictures = pc.struct_field(pick(table, hub.image, hub), "bytes")
-        columns["image"] = picture_column(resized(pictures, data) if hub.resize else pictures.to_pylist())
+        images = pc.struct_field(pick(table, hub.image, hub), "bytes")
+        columns["image"] = image_column(resized(images, data) if hub.resize else images.to_pylist())
     if hub.text:
         columns["text"] = pc.utf8_trim_whitespace(pick(table, hub.text, hub))
     if hub.label:
@@ -175,12 +175,12 @@ def pick(table: pa.Table, path: str, hub: HubFiles) -> pa.ChunkedArray:
     return pc.struct_field(table[name], fields) if fields else table[name]
 
 
-def resized(pictures: pa.ChunkedArray, data: DataSet) -> Iterator[bytes]:
-    """Each picture at the catalogue's size, every pixel the mean of those it covers."""
+def resized(images: pa.ChunkedArray, data: DataSet) -> Iterator[bytes]:
+    """Each image at the catalogue's size, every pixel the mean of those it covers."""
     assert data.shape is not None
     _, height, width = data.shape
-    for encoded in pictures.to_pylist():
+    for encoded in images.to_pylist():
         out = io.BytesIO()
-        picture = Image.open(io.BytesIO(encoded)).convert("RGB")
-        picture.resize((width, height), Image.Resampling.BOX).save(out, "PNG")
+        image = Image.open(io.BytesIO(encoded)).convert("RGB")
+        image.resize((width, height), Image.Resampling.BOX).save(out, "PNG")
         yield out.getvalue()

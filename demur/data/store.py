@@ -1,7 +1,7 @@
 """A folder of data sets: NAME/SPLIT-00000-of-0000n.parquet, in the layout of the Hugging Face hub.
 
-Pictures are in a column `image`, a struct of `bytes` (PNG, WebP, JPEG) and `path`; texts in `text`, classes in `label`.
-Decoded pictures are kept, one safetensors file a split, so that the next start maps them into memory and is done.
+Images are in a column `image`, a struct of `bytes` (PNG, WebP, JPEG) and `path`; texts in `text`, classes in `label`.
+Decoded images are kept, one safetensors file a split, so that the next start maps them into memory and is done.
 """
 
 import hashlib
@@ -23,9 +23,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from demur.data.catalogue import CATALOGUE, DataSet
-from demur.data.decode import decode, picture_shape
+from demur.data.decode import decode, image_shape
 
-PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 NAME = re.compile(r"\w[\w-]*")
 SHARD = re.compile(r"(?P<split>\w[\w-]*)-(?P<index>\d{5})-of-(?P<total>\d{5})\.parquet")
 CHECKSUMS = "checksums.json"
@@ -52,7 +52,7 @@ class Holding:
 
 @dataclass(frozen=True)
 class Store:
-    """The data sets under `root`. Decoded pictures are kept in `cache`, or beside the data where none is given."""
+    """The data sets under `root`. Decoded images are kept in `cache`, or beside the data where none is given."""
 
     root: Path
     cache: Path | None = None
@@ -61,7 +61,7 @@ class Store:
         object.__setattr__(self, "root", Path(self.root))  # a name will do
 
     def images(self, name: str, split: str) -> tuple[Tensor, Tensor | None]:
-        """Pictures (N, C, H, W), uint8, and labels (N,), None where there are none; writing to them changes no file."""
+        """Images (N, C, H, W), uint8, and labels (N,), None where there are none; writing to them changes no file."""
         shards = self.shards(name, split)
         kept = (self.cache or self.root / ".decoded") / f"{name}-{split}.safetensors"
         found = read_decoded(kept, shards)
@@ -222,25 +222,25 @@ def joined_labels(shards: list[Path], parts: list[np.ndarray | None]) -> Tensor 
 
 
 def decode_shards(shards: list[Path], known: DataSet | None) -> dict[str, Tensor]:
-    """Pictures, and labels where there are any."""
+    """Images, and labels where there are any."""
     total = sum(open_parquet(path).metadata.num_rows for path in shards)
     shape = known.shape if known else None
     images, done, labels = np.empty(0), 0, []
     for path in shards:
         column, part = read_rows(path, "image", known)
-        if column.type != PICTURE:
-            raise ValueError(f"{path} has a column image of type {column.type}, not {PICTURE}; add the set anew")
-        pictures = column.combine_chunks().field("bytes").to_pylist()
+        if column.type != IMAGE:
+            raise ValueError(f"{path} has a column image of type {column.type}, not {IMAGE}; add the set anew")
+        encoded = column.combine_chunks().field("bytes").to_pylist()
         try:
-            shape = shape or picture_shape(pictures[0])
-            pixels = np.frombuffer(decode(pictures, shape), np.uint8)
+            shape = shape or image_shape(encoded[0])
+            pixels = np.frombuffer(decode(encoded, shape), np.uint8)
         except ValueError as error:
             raise ValueError(f"{path}: {error}; replace it, or get or add {path.parent.name} again") from error
         if not done:
             images = np.empty((total, *shape), np.uint8)
         channels, height, width = shape
-        images[done : done + len(pictures)] = pixels.reshape(-1, height, width, channels).transpose(0, 3, 1, 2)
-        done += len(pictures)
+        images[done : done + len(encoded)] = pixels.reshape(-1, height, width, channels).transpose(0, 3, 1, 2)
+        done += len(encoded)
         labels.append(part)
     found, joined = torch.from_numpy(images), joined_labels(shards, labels)
     return {"images": found} if joined is None else {"images": found, "labels": joined}
@@ -280,7 +280,7 @@ def keep_decoded(kept: Path, tensors: dict[str, Tensor], files: dict[str, list])
         with suppress(OSError):
             part.unlink()
         warnings.warn(
-            f"decoded pictures could not be kept in {kept.parent} ({error}); "
+            f"decoded images could not be kept in {kept.parent} ({error}); "
             f"they will be decoded again at the next start: give a cache folder that can be written to",
             stacklevel=3,
         )
@@ -305,10 +305,10 @@ def read_checksums(folder: Path) -> dict[str, dict[str, str]]:
     return json.loads(path.read_text("utf-8")) if path.exists() else {}
 
 
-def picture_column(pictures: Iterable[bytes]) -> pa.Array:
-    """Encoded pictures as the column `image`."""
-    encoded = pa.array(pictures, pa.binary())
-    return pa.StructArray.from_arrays([encoded, pa.nulls(len(encoded), pa.string())], fields=list(PICTURE))
+def image_column(images: Iterable[bytes]) -> pa.Array:
+    """Encoded images as the column `image`."""
+    encoded = pa.array(images, pa.binary())
+    return pa.StructArray.from_arrays([encoded, pa.nulls(len(encoded), pa.string())], fields=list(IMAGE))
 
 
 def class_names(schema: pa.Schema, column: str) -> tuple[str, ...]:

@@ -85,7 +85,7 @@ class Flipout:
     tau: float = 0.1
     prior_precision: float = 1.0
     log_variance: float = -6.0  # at the start
-    num_draws: int = 10
+    num_samples: int = 10
     mean_kl: bool = False  # average the KL within a layer instead of summing it, as the paper's code does
 
     def parts(self, recipe: Recipe) -> list[tuple[Inference, Recipe]]:
@@ -114,4 +114,4 @@ class Flipout:
             deque(train(model, likelihood, data, recipe, penalty=penalty), maxlen=0)
         restore(model)
         variance = {k: v for name, layer in layers.items() for k, v in layer.variance(f"{name}.").items()}
-        return Gaussian(model, variance, self.num_draws, recipe.seed)
+        return Gaussian(model, variance, self.num_samples, recipe.seed)

@@ -59,8 +59,8 @@ class Laplace:
     grid: Sequence[float] = field(default=DECADES, repr=False)
     criterion: Literal["nll", "brier"] = "nll"
     slack: float = 0.01
-    tuning_draws: int = 20
-    num_draws: int = 20
+    tuning_samples: int = 20
+    num_samples: int = 20
     budget: int | None = None  # bytes of memory for the Fisher; None: 256 MiB, on a GPU a sixteenth of what it has
 
     def __post_init__(self) -> None:
@@ -70,8 +70,10 @@ class Laplace:
             raise ValueError(f"estimator {self.estimator!r} is not known; choose 'sampled' or 'exact'")
         if self.criterion not in ("nll", "brier"):
             raise ValueError(f"criterion {self.criterion!r} is not known; choose 'nll' or 'brier'")
-        if self.num_draws < 1 or self.tuning_draws < 1 or not self.grid:
-            raise ValueError("num_draws, tuning_draws and grid must not be empty; the defaults are 20, 20 and decades")
+        if self.num_samples < 1 or self.tuning_samples < 1 or not self.grid:
+            raise ValueError(
+                "num_samples, tuning_samples and grid must not be empty; the defaults are 20, 20 and decades"
+            )
         if self.prior_precision is not None and not self.prior_precision > 0:
             raise ValueError(f"prior_precision {self.prior_precision} is not positive; None has it tuned")
 
@@ -93,9 +95,9 @@ class Laplace:
         assert isinstance(point, Point)
         fisher = self.fisher(point.network, likelihood, data, recipe.seed)
         if self.prior_precision is not None:
-            return self._gaussian(point.network, fisher, self.prior_precision, self.num_draws, recipe.seed)
+            return self._gaussian(point.network, fisher, self.prior_precision, self.num_samples, recipe.seed)
         tuning = self._tuned(point, fisher, likelihood, data, recipe.seed)
-        gaussian = self._gaussian(point.network, fisher, tuning.chosen, self.num_draws, recipe.seed)
+        gaussian = self._gaussian(point.network, fisher, tuning.chosen, self.num_samples, recipe.seed)
         return replace(gaussian, tuning=tuning)
 
     def fisher(self, model: nn.Module, likelihood: Likelihood, data: TrainingData, seed: int = 0) -> dict[str, Tensor]:
@@ -138,7 +140,7 @@ class Laplace:
             return Trial(precision, criterion, by_nll, accuracy(prediction, y))
 
         def with_prior(precision: float) -> Trial:
-            return tried(self._gaussian(point.network, fisher, precision, self.tuning_draws, seed), precision)
+            return tried(self._gaussian(point.network, fisher, precision, self.tuning_samples, seed), precision)
 
         at_map = tried(point, math.inf)
         trials: list[Trial] = []
@@ -195,12 +197,12 @@ class Laplace:
             )
 
     def _gaussian(
-        self, model: nn.Module, fisher: dict[str, Tensor], precision: float, num_draws: int, seed: int
+        self, model: nn.Module, fisher: dict[str, Tensor], precision: float, num_samples: int, seed: int
     ) -> Gaussian:
         return Gaussian(
             model,
             {name: 1 / (value + precision) for name, value in fisher.items()},
-            num_draws,
+            num_samples,
             seed,
             self.over == "head",
         )

@@ -41,20 +41,20 @@ class MeanField(nn.Module):
 
 
 class MeanFieldHead(MeanField):
-    """An affine head that draws its weights anew each time: (B, D) to (draws, B, C)."""
+    """An linear head that samples its weights anew each time: (B, D) to (samples, B, C)."""
 
-    def __init__(self, head: nn.Module, log_variance: float, draws: int) -> None:
+    def __init__(self, head: nn.Module, log_variance: float, samples: int) -> None:
         super().__init__(head, log_variance)
-        self.draws = draws
+        self.samples = samples
 
     def forward(self, features: Tensor) -> Tensor:
         means = dict(self.mean.named_parameters())
-        drawn = {
-            name: means[name] + (0.5 * value).exp() * torch.randn(self.draws, *value.shape, device=value.device)
+        sampled = {
+            name: means[name] + (0.5 * value).exp() * torch.randn(self.samples, *value.shape, device=value.device)
             for name, value in self.log_variance.items()
         }
-        logits = torch.einsum("bd,scd->sbc", features, drawn["weight"])
-        return logits + drawn["bias"].unsqueeze(1) if "bias" in drawn else logits
+        logits = torch.einsum("bd,scd->sbc", features, sampled["weight"])
+        return logits + sampled["bias"].unsqueeze(1) if "bias" in sampled else logits
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class VariationalBayes:
     prior_decay: float = 5e-4  # prior precision / N, the unit of a recipe's weight decay
     kl_count: int | None = None  # what the KL is divided by; None: N
     log_variance: float = -6.0  # at the start
-    training_draws: int = 5
-    num_draws: int = 200
+    training_samples: int = 5
+    num_samples: int = 200
 
     def __post_init__(self) -> None:
-        if self.training_draws < 1 or self.num_draws < 1:
-            raise ValueError("training_draws and num_draws must be at least 1; the paper has 5 and 200")
+        if self.training_samples < 1 or self.num_samples < 1:
+            raise ValueError("training_samples and num_samples must be at least 1; the paper has 5 and 200")
 
     def parts(self, recipe: Recipe) -> list[tuple[Inference, Recipe]]:
         return []
@@ -85,7 +85,7 @@ class VariationalBayes:
     ) -> Gaussian:
         with seeded(recipe.seed, data.device):
             model = with_head(build(network, likelihood, data), data.train.x[:2])
-            head = model.head = MeanFieldHead(model.get_submodule("head"), self.log_variance, self.training_draws)
+            head = model.head = MeanFieldHead(model.get_submodule("head"), self.log_variance, self.training_samples)
             undecayed = [name for name, _ in model.named_parameters() if name.startswith("head.")]
 
             def penalty() -> Tensor:
@@ -94,7 +94,7 @@ class VariationalBayes:
             optimizer = optimizer_for(model, recipe, undecayed)
             deque(train(model, likelihood, data, recipe, optimizer=optimizer, penalty=penalty), maxlen=0)
         model.head = head.mean
-        return Gaussian(model, head.variance("head."), self.num_draws, recipe.seed, over_head=True)
+        return Gaussian(model, head.variance("head."), self.num_samples, recipe.seed, over_head=True)
 
 
 def with_head(model: nn.Module, x: Tensor) -> nn.Module:

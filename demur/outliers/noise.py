@@ -19,15 +19,15 @@ def uniform(count: int, shape: tuple[int, ...], generator: torch.Generator) -> T
 
 
 def far_away(x: Tensor) -> Tensor:
-    """Uniform noise far outside the range of any picture: 5000 times as large, as floats."""
+    """Uniform noise far outside the range of any image: 5000 times as large, as floats."""
     return FAR_AWAY * as_input(x)
 
 
 def smooth(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Smooth noise with the pictures' own grey values: (N, C, H, W) uint8 to the same.
+    """Smooth noise with the images' own grey values: (N, C, H, W) uint8 to the same.
 
     Pixels are permuted (one permutation for all channels), blurred by a Gaussian of sigma in U[1, 2.5], and brought
-    back to full contrast by sigmoid(g (x - 0.5)), g in U[5, 30]; all three are drawn anew for every picture.
+    back to full contrast by sigmoid(g (x - 0.5)), g in U[5, 30]; all three are drawn anew for every image.
     """
     return torch.cat([_smooth_chunk(chunk, generator) for chunk in x.split(CHUNK)])
 

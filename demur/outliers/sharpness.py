@@ -1,4 +1,4 @@
-"""How far the sharpness of pictures alone tells a task's outliers from its inliers."""
+"""How far the sharpness of images alone tells a task's outliers from its inliers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,14 +27,14 @@ class Sharpness:
 
 
 def sharpness(sets: Mapping[str, Tensor]) -> tuple[Sharpness, ...]:
-    """Of the sets of a task: its outliers, half of which are learned from, and every OOD set of pictures."""
+    """Of the sets of a task: its outliers, half of which are learned from, and every OOD set of images."""
     values = {name: log_power(x) for name, x in sets.items() if x.dtype == torch.uint8}
     train, test, outliers = values.pop("train"), values.pop("test"), values.pop("outliers")
     return _told(train, outliers[::2], test, {"outliers": outliers[1::2], **values})
 
 
 def auroc_by_sharpness(inside: Tensor, outside: Tensor) -> float:
-    """Of telling pictures from others by sharpness alone; half of each is learned from."""
+    """Of telling images from others by sharpness alone; half of each is learned from."""
     inliers, outliers = log_power(inside), log_power(outside)
     return _told(inliers[::2], outliers[::2], inliers[1::2], {"outliers": outliers[1::2]})[0].auroc
 
@@ -54,5 +54,5 @@ def sharpness_table(rows: Sequence[Sharpness]) -> list[str]:
     if not rows:
         return []
     head = f"{'by sharpness alone':24}{'AUROC':>8}{'passing':>9}"
-    legend = "learned from training pictures and outliers; passing: per cent of a set, where 95 % of the inliers pass"
+    legend = "learned from training images and outliers; passing: per cent of a set, where 95 % of the inliers pass"
     return [head, *(f"{row.set:24}{100 * row.auroc:8.1f}{100 * row.passing:9.1f}" for row in rows), legend, ""]

@@ -1,4 +1,4 @@
-"""Pictures by frequency: how much power each has, and outliers filtered to be as sharp as the inliers."""
+"""Images by frequency: how much power each has, and outliers filtered to be as sharp as the inliers."""
 
 import math
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ def cosines(size: int) -> Tensor:
 
 
 def mean_power(x: Tensor) -> Tensor:
-    """Of pictures (N, C, H, W), by frequency down and across: (H, W)."""
+    """Of images (N, C, H, W), by frequency down and across: (H, W)."""
     down, across = (cosines(size).to(x.device) for size in x.shape[2:])
     parts = [(down @ as_input(chunk) @ across.mT).square().sum((0, 1)) for chunk in x.split(CHUNK)]
     return torch.stack(parts).sum(0) / (x.shape[0] * x.shape[1])
 
 
 def log_power(x: Tensor) -> np.ndarray:
-    """By radial frequency, brightness left out, of as many of the pictures as are enough: (M, frequencies).
+    """By radial frequency, brightness left out, of as many of the images as are enough: (M, frequencies).
 
     They are drawn, since mixed outliers come one kind after the other.
     """
@@ -47,8 +47,8 @@ def log_power(x: Tensor) -> np.ndarray:
 # as sharp as others -------------------------------------------------------------------------------------------------
 
 
-def levelled(x: Tensor, power: Tensor) -> Tensor:
-    """Pictures filtered to a given mean power at every frequency but brightness, within their own range."""
+def matched(x: Tensor, power: Tensor) -> Tensor:
+    """Images filtered to a given mean power at every frequency but brightness, within their own range."""
     down, across = (cosines(size).to(x.device) for size in x.shape[2:])
     gain = (power / mean_power(x).clamp_min(ROUNDING)).sqrt()
     gain[0, 0] = 1
@@ -63,7 +63,7 @@ def levelled(x: Tensor, power: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Levelled:
+class Matched:
     """Outliers as sharp as the inliers.
 
     Where they are sharper, which comes of how both were made small, a network learns to tell them by that, and lets
@@ -78,14 +78,14 @@ class Levelled:
         return self.source.shape
 
     def epoch(self, generator: torch.Generator) -> Tensor:
-        return levelled(self.source.epoch(generator), self.power)
+        return matched(self.source.epoch(generator), self.power)
 
-    def to(self, device: torch.device | str) -> "Levelled":
-        return Levelled(self.source.to(device), self.power.to(device))
+    def to(self, device: torch.device | str) -> "Matched":
+        return Matched(self.source.to(device), self.power.to(device))
 
 
-def unlevelled(source: OutlierSource) -> OutlierSource:
-    """The pictures as they were before they were filtered."""
+def unmatched(source: OutlierSource) -> OutlierSource:
+    """The images as they were before they were filtered."""
     if isinstance(source, Mixed):
-        return Mixed(tuple(map(unlevelled, source.sources)))
-    return source.source if isinstance(source, Levelled) else source
+        return Mixed(tuple(map(unmatched, source.sources)))
+    return source.source if isinstance(source, Matched) else source

@@ -1,6 +1,6 @@
 """Outliers for whoever has none: made anew each epoch from the inliers themselves, each kind of data in its own way.
 
-They keep what is cheap to recognise (the values of a column, the texture of a picture, the words of a text) and break
+They keep what is cheap to recognise (the values of a column, the texture of an image, the words of a text) and break
 what the classes are made of (columns that go together, the places of parts, the order and company of words).
 """
 
@@ -16,7 +16,7 @@ from demur.outliers.noise import smooth, uniform
 from demur.training_data import OutlierSource
 
 WIDENED = 0.5  # on each side, of a column's range
-PATCHES = 4  # along a picture's shorter side
+PATCHES = 4  # along an image's shorter side
 
 
 @dataclass(frozen=True)
@@ -58,98 +58,98 @@ class WidenedBox:
 
 @dataclass(frozen=True)
 class SmoothNoise:
-    """Smooth noise with the pictures' own grey values, over their own range if they are floats."""
+    """Smooth noise with the images' own grey values, over their own range if they are floats."""
 
-    pictures: Tensor
+    images: Tensor
 
     @property
     def shape(self) -> torch.Size:
-        return self.pictures.shape
+        return self.images.shape
 
     def epoch(self, generator: torch.Generator) -> Tensor:
-        if self.pictures.dtype == torch.uint8:
-            return smooth(self.pictures, generator)
-        low, high = self.pictures.aminmax()
-        noise = smooth((self.pictures - low) / (high - low).clamp_min(1e-12), generator)
+        if self.images.dtype == torch.uint8:
+            return smooth(self.images, generator)
+        low, high = self.images.aminmax()
+        noise = smooth((self.images - low) / (high - low).clamp_min(1e-12), generator)
         return low + (high - low) * as_input(noise)
 
     def to(self, device: torch.device | str) -> "SmoothNoise":
-        return SmoothNoise(self.pictures.to(device))
+        return SmoothNoise(self.images.to(device))
 
 
 @dataclass(frozen=True)
 class UniformNoise:
-    """Every value independently uniform, over the pictures' own range if they are floats."""
+    """Every value independently uniform, over the images' own range if they are floats."""
 
-    pictures: Tensor
+    images: Tensor
 
     @property
     def shape(self) -> torch.Size:
-        return self.pictures.shape
+        return self.images.shape
 
     def epoch(self, generator: torch.Generator) -> Tensor:
-        if self.pictures.dtype == torch.uint8:
+        if self.images.dtype == torch.uint8:
             return uniform(self.shape[0], tuple(self.shape[1:]), generator)
-        low, high = self.pictures.aminmax()
-        return low + (high - low) * torch.rand(self.shape, generator=generator, device=self.pictures.device)
+        low, high = self.images.aminmax()
+        return low + (high - low) * torch.rand(self.shape, generator=generator, device=self.images.device)
 
     def to(self, device: torch.device | str) -> "UniformNoise":
-        return UniformNoise(self.pictures.to(device))
+        return UniformNoise(self.images.to(device))
 
 
 @dataclass(frozen=True)
 class ShuffledPatches:
-    """Pictures cut into square patches, four along the shorter side, and put together in another order.
+    """Images cut into square patches, four along the shorter side, and put together in another order.
 
     What is left over at the right and at the bottom stays where it was.
     """
 
-    pictures: Tensor
+    images: Tensor
 
     @property
     def shape(self) -> torch.Size:
-        return self.pictures.shape
+        return self.images.shape
 
     def epoch(self, generator: torch.Generator) -> Tensor:
-        count, _, height, width = self.pictures.shape
+        count, _, height, width = self.images.shape
         side = max(1, min(height, width) // PATCHES)
         down, across = height // side, width // side
-        inside = self.pictures[:, :, : down * side, : across * side]
+        inside = self.images[:, :, : down * side, : across * side]
         patches = inside.unflatten(3, (across, side)).unflatten(2, (down, side))  # (N, C, down, side, across, side)
         patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
-        order = torch.rand(count, down * across, generator=generator, device=self.pictures.device).argsort(1)
+        order = torch.rand(count, down * across, generator=generator, device=self.images.device).argsort(1)
         patches = patches.gather(1, order[:, :, None, None, None].expand_as(patches)).unflatten(1, (down, across))
-        shuffled = self.pictures.clone()
+        shuffled = self.images.clone()
         shuffled[:, :, : down * side, : across * side] = patches.permute(0, 3, 1, 4, 2, 5).reshape(inside.shape)
         return shuffled
 
     def to(self, device: torch.device | str) -> "ShuffledPatches":
-        return ShuffledPatches(self.pictures.to(device))
+        return ShuffledPatches(self.images.to(device))
 
 
 @dataclass(frozen=True)
 class JoinedHalves:
-    """Pictures joined from halves of two others: upper and lower, or left and right.
+    """Images joined from halves of two others: upper and lower, or left and right.
 
     That both are of one class happens as often as it does by chance; a few such outliers do no harm.
     """
 
-    pictures: Tensor
+    images: Tensor
 
     @property
     def shape(self) -> torch.Size:
-        return self.pictures.shape
+        return self.images.shape
 
     def epoch(self, generator: torch.Generator) -> Tensor:
-        device, (count, _, height, width) = self.pictures.device, self.pictures.shape
-        others = self.pictures[torch.randperm(count, generator=generator, device=device)]
+        device, (count, _, height, width) = self.images.device, self.images.shape
+        others = self.images[torch.randperm(count, generator=generator, device=device)]
         across = torch.rand(count, 1, 1, 1, generator=generator, device=device) < 0.5
         upper = torch.arange(height, device=device).unsqueeze(1) < height // 2
         left = torch.arange(width, device=device) < width // 2
-        return torch.where(torch.where(across, upper, left), self.pictures, others)
+        return torch.where(torch.where(across, upper, left), self.images, others)
 
     def to(self, device: torch.device | str) -> "JoinedHalves":
-        return JoinedHalves(self.pictures.to(device))
+        return JoinedHalves(self.images.to(device))
 
 
 @dataclass(frozen=True)
@@ -176,10 +176,10 @@ class ShuffledWords:
 Make = Callable[[Tensor], OutlierSource]
 
 # by kind of data
-MADE: Mapping[str, Mapping[str, Make]] = MappingProxyType(
+SYNTHETIC: Mapping[str, Mapping[str, Make]] = MappingProxyType(
     {
-        "rows": {"columns": IndependentColumns, "box": WidenedBox},
-        "pictures": {
+        "tables": {"columns": IndependentColumns, "box": WidenedBox},
+        "images": {
             "smooth": SmoothNoise,
             "uniform": UniformNoise,
             "patches": ShuffledPatches,
@@ -190,5 +190,5 @@ MADE: Mapping[str, Mapping[str, Make]] = MappingProxyType(
 )
 # where no outliers are given; halves help with digits, and not with clothes
 BY_DEFAULT: Mapping[str, str] = MappingProxyType(
-    {"rows": "columns+box", "pictures": "smooth+patches", "texts": "words"}
+    {"tables": "columns+box", "images": "smooth+patches", "texts": "words"}
 )

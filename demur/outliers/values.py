@@ -14,12 +14,12 @@ from torch import Tensor
 
 from demur.names import choose_or_import
 from demur.outliers.noise import Mixed
-from demur.outliers.spectrum import Levelled, levelled, mean_power
-from demur.outliers.synthetic import MADE
+from demur.outliers.spectrum import Matched, matched, mean_power
+from demur.outliers.synthetic import SYNTHETIC
 from demur.training_data import Fixed, OutlierSource
 
 AND = "+"
-MATCHED = "levelled"  # as it is stored; people may also write spectrum_matched
+MATCHED = "spectrum_matched"  # as it is stored; people may also write spectrum_matched
 MATCHED_NAMES = (MATCHED, "spectrum_matched")
 
 
@@ -107,14 +107,14 @@ def leaves(shown: Shown) -> Iterator[Leaf]:
 
 
 def parse(name: str) -> Shown:
-    """From a name as people write it: `a+b` is a mix, `a_levelled` the set a as sharp as the inliers."""
+    """From a name as people write it: `a+b` is a mix, `a_spectrum_matched` the set a as sharp as the inliers."""
     return mix(*map(_leaf, name.split(AND)))
 
 
 def _leaf(name: str) -> Leaf:
     if name in MATCHED_NAMES:
         return SpectrumMatched(Given())
-    if ":" in name or any(name in makes for makes in MADE.values()):
+    if ":" in name or any(name in makes for makes in SYNTHETIC.values()):
         return Synthetic(name)
     for suffix in MATCHED_NAMES:
         if name.endswith(f"_{suffix}"):
@@ -123,7 +123,7 @@ def _leaf(name: str) -> Leaf:
 
 
 def sets_of(name: str | None) -> tuple[str, ...]:
-    """The sets that outliers of that name are made of, each once: of `a+b_levelled` a and b; none of None."""
+    """The sets that outliers of that name are made of, each once: of `a+b_spectrum_matched` a and b; none of None."""
     if name is None:
         return ()
     of = (leaf.of if isinstance(leaf, SpectrumMatched) else leaf for leaf in leaves(parse(name)))
@@ -142,19 +142,19 @@ def build(
 
     def source(leaf: Leaf) -> OutlierSource:
         if isinstance(leaf, Synthetic):
-            return choose_or_import(MADE[kind], leaf.name, f"made-up outliers for {kind}")(inliers)
+            return choose_or_import(SYNTHETIC[kind], leaf.name, f"synthetic outliers for {kind}")(inliers)
         if isinstance(leaf, SpectrumMatched):
-            if kind != "pictures":
+            if kind != "images":
                 raise ValueError(f"outliers {str(leaf)!r} are images, and the data is {kind}; leave them out")
             if isinstance(leaf.of, Given) and given is not None:  # filtered once, not in every epoch
-                return Fixed(levelled(given, mean_power(inliers)))
-            return Levelled(source(leaf.of), mean_power(inliers))
+                return Fixed(matched(given, mean_power(inliers)))
+            return Matched(source(leaf.of), mean_power(inliers))
         if isinstance(leaf, Given):
             if given is None:
                 raise ValueError("outliers are made from real ones, and there are none; give some")
             return Fixed(given)
         if store is None:
-            choose_or_import(MADE[kind], leaf.name, f"made-up outliers for {kind}")
+            choose_or_import(SYNTHETIC[kind], leaf.name, f"synthetic outliers for {kind}")
             raise ValueError(f"outliers {leaf.name!r} are a data set, and there is no store to take them from")
         return store(leaf.name)
 

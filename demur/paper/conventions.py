@@ -117,7 +117,7 @@ def _published_inference(outliers: bool, usual: Inference, text: bool, batch_siz
     if isinstance(usual, Laplace):
         low, high = (-1.0, 3.0) if text else (3.0, 6.0)
         grid = tuple(10 ** (low + (high - low) * k / 99) for k in range(100))
-        laplace = replace(usual, estimator="batch_mean", grid=grid, criterion="brier", slack=0.0, tuning_draws=5)
+        laplace = replace(usual, estimator="batch_mean", grid=grid, criterion="brier", slack=0.0, tuning_samples=5)
         return TunedOnTrainingData(laplace) if text else laplace
     if isinstance(usual, VariationalBayes):
         return replace(usual, kl_count=batch_size, prior_decay=1e-3 if outliers else 5e-4)

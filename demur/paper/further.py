@@ -1,4 +1,4 @@
-"""Inputs that a cell may be asked to predict beside its task's own: pictures under shift, the plane of the toy, and
+"""Inputs that a cell may be asked to predict beside its task's own: images under shift, the plane of the toy, and
 what a method may be chosen by without a look at what it is tested with."""
 
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ from demur.tasks import load as load_task
 from demur.tasks.images import fitted
 from demur.tasks.shift import CORRUPTIONS, SEVERITIES, corrupt
 
-PICTURES = 2_000  # of the test set: 95 times 10,000 predictions would be 45 MB a cell
+IMAGES = 2_000  # of the test set: 95 times 10,000 predictions would be 45 MB a cell
 HALF_WIDTHS = MappingProxyType({"near the data": 7.0, "zoomed out": 70.0})
 PIXELS = 150
 
 
 def shift(data: DataSource, store: Store) -> Inputs:
-    """The same test pictures under every corruption, as `shift/fog/3`."""
+    """The same test images under every corruption, as `shift/fog/3`."""
     return _corrupted(data.name, data.limit, store)
 
 
@@ -30,7 +30,7 @@ def shift(data: DataSource, store: Store) -> Inputs:
 def _corrupted(name: str, limit: int | None, store: Store) -> Inputs:
     # of those that neither convention validates with; made on a CPU, so that they are the same everywhere
     test = load_task(name, store=store, outliers="uniform", limit=limit, validation="test").testing.test
-    some = Split(test.x[:PICTURES], test.y[:PICTURES])
+    some = Split(test.x[:IMAGES], test.y[:IMAGES])
     return some.y, {shifted(c, s): corrupt(some.x, c, s) for c in CORRUPTIONS for s in SEVERITIES}
 
 
@@ -56,7 +56,7 @@ LETTER_COUNT = 2_000
 
 
 def validation(data: DataSource, store: Store) -> Inputs:
-    """Held-out inliers, and letters that are nobody's test data: for tasks of pictures."""
+    """Held-out inliers, and letters that are nobody's test data: for tasks of images."""
     held_out = load_task(data.name, store=store, outliers="uniform", limit=data.limit).training.held_out
     shape = held_out.x.shape[1:]
     return held_out.y, {VALIDATION: held_out.x, PRINTED: fitted(printed_letters(LETTER_COUNT, shape[-1]), shape)}
@@ -64,15 +64,15 @@ def validation(data: DataSource, store: Store) -> Inputs:
 
 def printed_letters(count: int, size: int) -> Tensor:
     """(count, 1, size, size) of uint8: white on black, in one font, of many sizes, more or less bold and upright."""
-    draw, pictures = np.random.default_rng(0), []
+    draw, images = np.random.default_rng(0), []
     for number in range(count):
-        picture = Image.new("L", (2 * size, 2 * size))
+        image = Image.new("L", (2 * size, 2 * size))
         font = ImageFont.load_default(size=size * draw.uniform(1.1, 1.7))
         letter, bold = LETTERS[number % len(LETTERS)], int(draw.integers(2))
-        ImageDraw.Draw(picture).text((size, size), letter, 255, font, anchor="mm", stroke_width=bold)
-        turned = picture.rotate(draw.uniform(-15, 15), Image.Resampling.BILINEAR)
-        pictures.append(np.asarray(turned.resize((size, size), Image.Resampling.LANCZOS)))
-    return torch.from_numpy(np.stack(pictures)).unsqueeze(1)
+        ImageDraw.Draw(image).text((size, size), letter, 255, font, anchor="mm", stroke_width=bold)
+        turned = image.rotate(draw.uniform(-15, 15), Image.Resampling.BILINEAR)
+        images.append(np.asarray(turned.resize((size, size), Image.Resampling.LANCZOS)))
+    return torch.from_numpy(np.stack(images)).unsqueeze(1)
 
 
 FURTHER: Mapping[str, Further] = MappingProxyType({"shift": shift, "plane": plane, "validation": validation})

@@ -73,7 +73,7 @@ TOY_ROWS = ("map+oe", "la+nc", "la+sl", "la+ml", "la+oe")
 SOPHISTICATED = ("flipout", "flipout+nc", "csghmc", "csghmc+nc", "de", "de+nc")
 CONVENTIONS = (AS_IT_IS, "published")
 _PATCHES, _BOTH = "tiny_imagenet32+patches", "tiny_imagenet32+patches+halves"
-_SOFT = "tiny_imagenet32_levelled"
+_SOFT = "tiny_imagenet32_spectrum_matched"
 _HALF_SOFT = f"tiny_imagenet32+{_SOFT}"
 CANDIDATES = (
     *product(("map+nc", "la+nc"), (None, _PATCHES, "tiny_imagenet32+halves", _BOTH, "tiny_imagenet32+smooth+uniform")),
@@ -113,7 +113,7 @@ _single: Mapping[str, tuple[Cell, ...]] = {
     "aux": cells(("cifar10", "cifar100"), SOPHISTICATED),
     "shift": cells(("cifar10",), PAPER_ROWS, further=("shift",)),
     # how much of what outliers teach is that they are sharper than the inliers
-    "levelled": tuple(
+    "spectrum_matched": tuple(
         chain.from_iterable(cells(("cifar10",), ("map+oe", "la+nc"), outliers) for outliers in (_SOFT, _HALF_SOFT))
     ),
     # what might be better than anything published; chosen by validation data

@@ -42,7 +42,7 @@ def write_evaluation(evaluation: Evaluation, out: Path) -> None:
         "evaluation.html",
         evaluation=evaluation,
         above=" to ".join(f"{value:.4g}" for value in sorted({min(limit.accept), max(limit.accept)})),
-        keep=per_cent(limit.keep),
+        coverage=per_cent(limit.coverage),
         warning=shortfall(evaluation),
         tables=tables(evaluation) | {"Classes, per cent": (("class", "inputs", "accuracy", "kept"), by_class)},
         figures=saved(draw(evaluation), out / "figures"),
@@ -55,7 +55,7 @@ def tables(evaluation: Evaluation) -> dict[str, Lines]:
     metrics = {METRICS[name]: value for name, value in evaluation.metrics.items()}
     head = [f"{metric.title} (%)" if metric.percent else metric.title for metric in metrics]
     shown = [per_cent(value) if metric.percent else f"{value:.3f}" for metric, value in metrics.items()]
-    of_kept = evaluation.accuracy_of_kept
+    of_kept = evaluation.accuracy_of_accepted
     made: dict[str, Lines] = {
         "Inliers": (
             ("inputs", *head, "accuracy of what is kept (%)"),

@@ -25,7 +25,7 @@ from demur.tasks.images import STAND_INS
 FORMATS = {"txt": render.text, "md": render.markdown, "tex": render.latex}
 
 
-class Picture(NamedTuple):
+class Image(NamedTuple):
     """A drawing as a page holds it."""
 
     name: str
@@ -51,7 +51,7 @@ def write_report(cells: Sequence[Measured], out: Path) -> None:
     for table in made:
         for suffix, write in FORMATS.items():
             (out / "tables" / f"{table.name}.{suffix}").write_text(write(table), "utf-8")
-    pictures = saved(from_values(cells), out / "figures")
+    images = saved(from_values(cells), out / "figures")
     sections = [section for section in (agreement(cells), better(cells)) if section]
     document = render.rendered(
         "RESULTS.md",
@@ -61,7 +61,7 @@ def write_report(cells: Sequence[Measured], out: Path) -> None:
         sections=sections,
         times=TIMES,
         costs=_costs(cells),
-        figures={picture.name: picture.caption for picture in pictures},
+        figures={image.name: image.caption for image in images},
         tables=sorted(made, key=lambda table: titles.index(table.table.title)),
     )
     (out / "RESULTS.md").write_text(document, "utf-8")
@@ -77,18 +77,18 @@ def write_report(cells: Sequence[Measured], out: Path) -> None:
         tables=made,
         titles=titles,
         formats=list(FORMATS),
-        figures=[*pictures, *saved(from_predictions(cells), out / "figures")],
+        figures=[*images, *saved(from_predictions(cells), out / "figures")],
     )
     (out / "index.html").write_text(page, "utf-8")
 
 
-def saved(drawings: Iterable[Drawing], folder: Path) -> list[Picture]:
-    pictures = []
+def saved(drawings: Iterable[Drawing], folder: Path) -> list[Image]:
+    images = []
     for name, caption, figure in drawings:
         save_figure(figure, folder / name)
         svg = base64.b64encode((folder / f"{name}.svg").read_bytes()).decode()
-        pictures.append(Picture(name, caption, svg))
-    return pictures
+        images.append(Image(name, caption, svg))
+    return images
 
 
 def _overview(cells: Sequence[Measured]) -> pd.DataFrame:

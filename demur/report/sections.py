@@ -54,7 +54,7 @@ def typed(lines: Sequence[str]) -> Text:
 # agreement ----------------------------------------------------------------------------------------------------------
 
 ROWS = ("map", "map+oe", "de", "la+nc", "la+sl")  # what others are compared with, and the paper's best
-AS_SHARP = tuple(dict.fromkeys(cell.outliers for cell in STUDIES["levelled"]))  # as the inliers, all or half
+AS_SHARP = tuple(dict.fromkeys(cell.outliers for cell in STUDIES["spectrum_matched"]))  # as the inliers, all or half
 LIMITS = {"accuracy": 0.01, "ECE": 0.04, "FPR95": 0.04}
 LUCK = "uniform"  # noise on which one network's luck moves FPR95 by up to 100 points
 
@@ -102,7 +102,7 @@ def agreement(cells: Sequence[Measured]) -> Section | None:
                     f"In per cent: measured; below, printed and difference. {HALF}",
                     f"Values within limits: {counted}",
                     *[
-                        "Spectrum-matched outliers (…_levelled) are as sharp as the inliers, which the usual ones are "
+                        "Spectrum-matched outliers (…_spectrum_matched) are as sharp as the inliers, which the usual ones are "
                         "not; such rows are not counted"
                     ]
                     * ("sharp" in marks),

@@ -35,7 +35,7 @@ class DataSource(Protocol):
     def limit(self) -> int | None: ...
 
     @property
-    def made_of(self) -> tuple[str, ...]:
+    def set_names(self) -> tuple[str, ...]:
         """The data sets of a store that training takes, by name."""
         ...
 
@@ -54,13 +54,13 @@ class Data:
     outliers: str | None = None
     limit: int | None = None
     validation: Literal["train", "test"] = "train"
-    inside: str = "levelled"
-    outside: str = "levelled"
+    inside: str = "normalised"
+    outside: str = "normalised"
     augment: bool = True
     tested: str | None = field(default=None, metadata=LATER)  # how OOD texts are read, if not as `outside`
 
     @property
-    def made_of(self) -> tuple[str, ...]:
+    def set_names(self) -> tuple[str, ...]:
         return (self.name, *sets_of(self.outliers))
 
     def for_parts(self) -> "Data":
@@ -89,7 +89,7 @@ class OwnData:
     limit: int | None = None
 
     @property
-    def made_of(self) -> tuple[str, ...]:
+    def set_names(self) -> tuple[str, ...]:
         return ()
 
     def for_parts(self) -> "OwnData":

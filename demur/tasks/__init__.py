@@ -14,7 +14,7 @@ from demur.streams import generator_for
 from demur.tasks.base import Task as Task
 from demur.tasks.base import TestData
 from demur.tasks.embedded import blobs, digits
-from demur.tasks.images import check_limit, cifar10, cifar100, fashion_mnist, mnist, photographs_of, svhn
+from demur.tasks.images import check_limit, cifar10, cifar100, fashion_mnist, mnist, natural_outliers, svhn
 from demur.tasks.text import OUTLIERS, sst, trec
 from demur.training_data import Recipe as Recipe
 from demur.training_data import Split as Split
@@ -35,8 +35,8 @@ def load(
     limit: int | None = None,
     exclude_overlap: bool = False,
     validation: Literal["train", "test"] = "train",
-    inside: str = "levelled",
-    outside: str = "levelled",
+    inside: str = "normalised",
+    outside: str = "normalised",
     tested: str | None = None,
 ) -> Task:
     """The task of that name, on the CPU.
@@ -44,13 +44,13 @@ def load(
     `digits` and `blobs` bring their own data, the others are made from a store's. `outliers` names the ones to train
     with, `a+b` a mix in equal parts; None is the paper's choice. `limit` keeps that many training inputs, and of every
     other set at most a sixth as many, for a quick look. `exclude_overlap` leaves out outliers of the task's classes,
-    `validation` says which split of pictures is tuned on, `inside`, `outside` and `tested` how words are read.
+    `validation` says which split of images is tuned on, `inside`, `outside` and `tested` how words are read.
     """
     choose(TASKS, name, "task")
     check_limit(limit)
     if name not in IMAGES and (exclude_overlap or validation != "train"):
-        raise ValueError(f"task {name!r} is not made of pictures; leave exclude_overlap and validation out")
-    if name not in TEXTS and (inside, outside, tested) != ("levelled", "levelled", None):
+        raise ValueError(f"task {name!r} is not made of images; leave exclude_overlap and validation out")
+    if name not in TEXTS and (inside, outside, tested) != ("normalised", "normalised", None):
         raise ValueError(f"task {name!r} is not made of texts; leave inside, outside and tested out")
     if name in EMBEDDED:
         if outliers is not None:
@@ -72,7 +72,7 @@ def default_outliers(name: str, store: Store) -> str | None:
     """What a task is trained with where no outliers are named; None where it brings its own."""
     if name in EMBEDDED:
         return None
-    return OUTLIERS[0] if name in TEXTS else photographs_of(store)
+    return OUTLIERS[0] if name in TEXTS else natural_outliers(store)
 
 
 def shortened(task: Task, limit: int | None) -> Task:

@@ -1,4 +1,4 @@
-"""Pictures varied while training: batched, on their device, and without waiting for it."""
+"""Images varied while training: batched, on their device, and without waiting for it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Jitter:
-    """Half of the pictures, a coin each, move by up to `reach` pixels; with `flip`, half of these are mirrored too.
+    """Half of the images, a coin each, move by up to `reach` pixels; with `flip`, half of these are mirrored too.
 
-    Moving is cropping a picture that has been padded by `reach`. What comes in from outside is black (`zero`), the
-    picture mirrored in its outermost pixels (`reflect`), or its outermost pixels again (`edge`).
+    Moving is cropping an image that has been padded by `reach`. What comes in from outside is black (`zero`), the
+    image mirrored in its outermost pixels (`reflect`), or its outermost pixels again (`edge`).
     """
 
     reach: int
@@ -48,7 +48,7 @@ def mirrored(place: Tensor, size: int) -> Tensor:
 
 
 def random_crops(x: Tensor, height: int, width: int, generator: torch.Generator) -> Tensor:
-    """A window of every picture, anywhere in it: (N, C, H, W) to (N, C, height, width)."""
+    """A window of every image, anywhere in it: (N, C, H, W) to (N, C, height, width)."""
 
     def draw(size: int, length: int) -> Tensor:
         start = torch.randint(size - length + 1, (len(x), 1), generator=generator, device=x.device)
@@ -58,7 +58,7 @@ def random_crops(x: Tensor, height: int, width: int, generator: torch.Generator)
 
 
 def take(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Of every picture its own rows and columns: (N, C, H, W), (N, h), (N, w) to (N, C, h, w)."""
+    """Of every image its own rows and columns: (N, C, H, W), (N, h), (N, w) to (N, C, h, w)."""
     places = rows[:, :, None] * x.shape[3] + columns[:, None, :]
     index = places.flatten(1)[:, None].expand(-1, x.shape[1], -1)
     return x.flatten(2).gather(2, index).unflatten(2, places.shape[1:])

@@ -50,10 +50,10 @@ def _patches(photograph: str, count: int, generator: torch.Generator) -> Tensor:
     """Grey 8x8 patches, a quarter each from the photograph at full, half, quarter and eighth size."""
     from sklearn.datasets import load_sample_image
 
-    picture = Image.fromarray(load_sample_image(photograph)).convert("L")
+    image = Image.fromarray(load_sample_image(photograph)).convert("L")
     patches = []
     for reduction in (1, 2, 4, 8):
-        pixels = torch.from_numpy(np.array(picture.reduce(reduction)))
+        pixels = torch.from_numpy(np.array(image.reduce(reduction)))
         windows = pixels.unfold(0, 8, 1).unfold(1, 8, 1).flatten(0, 1)
         patches.append(windows[torch.randint(len(windows), (count // 4,), generator=generator)])
     return torch.cat(patches).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""The paper's sets of pictures: `mnist`, `fashion_mnist`, `svhn`, `cifar10` and `cifar100`, all from one table."""
+"""The paper's sets of images: `mnist`, `fashion_mnist`, `svhn`, `cifar10` and `cifar100`, all from one table."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from demur.data.store import Store
 from demur.names import choose
 from demur.outliers.noise import far_away, smooth, uniform
 from demur.outliers.overlap import overlapping_classes, read_class_names, read_known_overlap
-from demur.outliers.synthetic import MADE
+from demur.outliers.synthetic import SYNTHETIC
 from demur.outliers.values import build, parse, sets_of
 from demur.streams import generator_for
 from demur.tasks.augment import Jitter, random_crops
@@ -31,7 +31,7 @@ CHUNK = 4096
 
 @dataclass(frozen=True)
 class Companions:
-    """What goes with a set of pictures: OOD sets to test with (noise goes with all), and how to vary pictures."""
+    """What goes with a set of images: OOD sets to test with (noise goes with all), and how to vary images."""
 
     ood: tuple[str, ...]
     augment: Augment
@@ -50,9 +50,9 @@ COMPANIONS: Mapping[str, Companions] = MappingProxyType(
         ),
     }
 )
-MADE_FROM = {"cifar10_gray": "cifar10", "fashion_mnist_rgb": "fashion_mnist"}
-PHOTOGRAPHS = "imagenet32"
-STAND_INS = {"lsun_classroom": "places_classroom", PHOTOGRAPHS: "tiny_imagenet32"}
+DERIVED_FROM = {"cifar10_gray": "cifar10", "fashion_mnist_rgb": "fashion_mnist"}
+NATURAL_IMAGES = "imagenet32"
+STAND_INS = {"lsun_classroom": "places_classroom", NATURAL_IMAGES: "tiny_imagenet32"}
 NOISE = ("smooth", "uniform")  # synthetic sets that are also tested with
 
 
@@ -67,10 +67,10 @@ def image_task(
 ) -> Task:
     """A labelled set of the store as a task.
 
-    `outliers` are `smooth`, `patches` and `halves` (made from the training pictures), `uniform`, any pictures of the
-    store that have a split `train`, these made as sharp as the inliers, `a_levelled`, or a mix, `a+b`; by default
+    `outliers` are `smooth`, `patches` and `halves` (made from the training images), `uniform`, any images of the
+    store that have a split `train`, these made as sharp as the inliers, `a_spectrum_matched`, or a mix, `a+b`; by default
     imagenet32, or tiny_imagenet32 where the store has only that. `exclude_overlap` leaves out those of their
-    classes that are also the task's. `limit` keeps that many training pictures. Validation pictures, 2,000 or a tenth,
+    classes that are also the task's. `limit` keeps that many training images. Validation images, 2,000 or a tenth,
     are held out of `train`, or of `test` as the paper's were.
     """
     check_limit(limit)
@@ -79,14 +79,14 @@ def image_task(
     shape, classes = train.x.shape[1:], store.classes(name, "train")
 
     def from_store(part: str) -> OutlierSource:
-        pictures = pictures_named(store, part)
+        images = images_named(store, part)
         if exclude_overlap:
-            pictures = pictures[~shows_class_of(store, part, name, classes)]
-        return to_train_with(pictures, shape)
+            images = images[~shows_class_of(store, part, name, classes)]
+        return to_train_with(images, shape)
 
-    outliers = outliers or photographs_of(store)
-    shown = build(parse(outliers), "pictures", train.x, store=from_store)
-    origins = {ood: MADE_FROM.get(ood, ood) for ood in companions.ood}
+    outliers = outliers or natural_outliers(store)
+    shown = build(parse(outliers), "images", train.x, store=from_store)
+    origins = {ood: DERIVED_FROM.get(ood, ood) for ood in companions.ood}
     found = {ood: present(store, origin, "test") for ood, origin in origins.items()}
     ood_test = {
         ood if origin == origins[ood] else origin: fitted(drawn(store.images(origin, "test")[0]), shape)
@@ -125,9 +125,9 @@ def labelled(store: Store, name: str, split: str) -> Split:
 
 
 def divided(train: Split, test: Split, validation: str, limit: int | None) -> tuple[Split, Split, Split]:
-    """Pictures to train with, shuffled; to validate with; and to test with, in the order of the file.
+    """Images to train with, shuffled; to validate with; and to test with, in the order of the file.
 
-    The same pictures are left out of training whichever split is validated with, so that networks can be shared.
+    The same images are left out of training whichever split is validated with, so that networks can be shared.
     """
     sets, orders = {"train": train, "test": test}, {"train": shuffled(len(train)), "test": shuffled(len(test))}
     choose(sets, validation, "split to validate with")
@@ -159,23 +159,23 @@ def present(store: Store, name: str, split: str) -> str | None:
     return next((each for each in (name, STAND_INS.get(name)) if each and store.has(each, split)), None)
 
 
-def photographs_of(store: Store) -> str:
+def natural_outliers(store: Store) -> str:
     """The outliers to train with where none are named."""
-    return present(store, PHOTOGRAPHS, "train") or PHOTOGRAPHS
+    return present(store, NATURAL_IMAGES, "train") or NATURAL_IMAGES
 
 
-def noise(pictures: Tensor) -> dict[str, Tensor]:
-    """The synthetic OOD sets, as many inputs each as there are pictures."""
+def noise(images: Tensor) -> dict[str, Tensor]:
+    """The synthetic OOD sets, as many inputs each as there are images."""
     generator = generator_for("test noise")
-    flat = uniform(len(pictures), tuple(pictures.shape[1:]), generator)
-    return {"uniform": flat, "smooth": smooth(pictures, generator), "far_away": far_away(flat)}
+    flat = uniform(len(images), tuple(images.shape[1:]), generator)
+    return {"uniform": flat, "smooth": smooth(images, generator), "far_away": far_away(flat)}
 
 
-def pictures_named(store: Store, name: str) -> Tensor:
-    """Pictures to make training outliers of; a name that nothing is known by is an error that helps."""
+def images_named(store: Store, name: str) -> Tensor:
+    """Images to make training outliers of; a name that nothing is known by is an error that helps."""
     if not store.has(name, "train"):
         known = [other for other, data in CATALOGUE.items() if data.kind == "images" and "train" in data.splits]
-        choose(dict.fromkeys([*MADE["pictures"], *known]), name, "outliers")
+        choose(dict.fromkeys([*SYNTHETIC["images"], *known]), name, "outliers")
     return store.images(name, "train")[0]
 
 
@@ -194,9 +194,9 @@ def shows_class_of(store: Store, outliers: str, task: str, classes: tuple[str, .
 
 @dataclass(frozen=True)
 class CroppedOrResized:
-    """Outliers from pictures larger than the task's: a coin each decides anew in every epoch which of the two it is.
+    """Outliers from images larger than the task's: a coin each decides anew in every epoch which of the two it is.
 
-    `padded` are the pictures at their own resolution, to be cropped anywhere; `resized` the same at the task's size.
+    `padded` are the images at their own resolution, to be cropped anywhere; `resized` the same at the task's size.
     """
 
     padded: Tensor
@@ -218,16 +218,16 @@ class CroppedOrResized:
         return CroppedOrResized(self.padded.to(device), self.resized.to(device))
 
 
-def to_train_with(pictures: Tensor, shape: torch.Size) -> OutlierSource:
-    # with resized pictures alone, which are smooth, a network does not come to know noise
-    pictures = recoloured(pictures, shape[0])
-    small = resized(pictures, shape[1], shape[2])
-    larger = pictures.shape[2] > shape[1] and pictures.shape[3] > shape[2]
-    return CroppedOrResized(F.pad(pictures, 4 * (PADDING,)), small) if larger else Fixed(small)
+def to_train_with(images: Tensor, shape: torch.Size) -> OutlierSource:
+    # with resized images alone, which are smooth, a network does not come to know noise
+    images = recoloured(images, shape[0])
+    small = resized(images, shape[1], shape[2])
+    larger = images.shape[2] > shape[1] and images.shape[3] > shape[2]
+    return CroppedOrResized(F.pad(images, 4 * (PADDING,)), small) if larger else Fixed(small)
 
 
 def fitted(x: Tensor, shape: torch.Size) -> Tensor:
-    """Pictures in the task's colours and at its size."""
+    """Images in the task's colours and at its size."""
     return resized(recoloured(x, shape[0]), shape[1], shape[2])
 
 

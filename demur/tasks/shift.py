@@ -1,7 +1,7 @@
-"""Dataset shift: pictures that keep their class while they get harder to recognise.
+"""Dataset shift: images that keep their class while they get harder to recognise.
 
 The 19 corruptions x 5 severities are those of CIFAR-10-C (Hendrycks and Dietterich, 2019), rewritten as batched tensor
-code with the published constants, which are meant for 32 x 32 pictures. They are no copy of the published files: the
+code with the published constants, which are meant for 32 x 32 images. They are no copy of the published files: the
 random numbers differ, and so do, in the way their docstrings say, `frost` and `spatter`.
 """
 
@@ -23,16 +23,16 @@ BLOCK = 250
 
 
 def corrupt(x: Tensor, name: str, severity: int, seed: int = 0) -> Tensor:
-    """Pictures (N, 3, 32, 32) of uint8, corrupted on their own device.
+    """Images (N, 3, 32, 32) of uint8, corrupted on their own device.
 
-    Pictures are made in blocks of a fixed size, each with a generator of its own, so that the n-th picture of a set
+    Images are made in blocks of a fixed size, each with a generator of its own, so that the n-th image of a set
     comes out the same however many follow it. A CPU and a GPU draw different random numbers.
     """
     corruption = choose(CORRUPTIONS, name, "corruption")
     if severity not in SEVERITIES:
         raise ValueError(f"severity {severity} does not exist; choose one of 1 (mild) to 5 (severe)")
     if x.dtype != torch.uint8 or x.shape[1:] != (3, 32, 32):
-        raise ValueError(f"x is {x.dtype} of shape {tuple(x.shape)}; corruptions need uint8 pictures (N, 3, 32, 32)")
+        raise ValueError(f"x is {x.dtype} of shape {tuple(x.shape)}; corruptions need uint8 images (N, 3, 32, 32)")
     blocks = [x[:0]]
     for number, block in enumerate(x.split(BLOCK)):
         state = np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0]
@@ -43,9 +43,9 @@ def corrupt(x: Tensor, name: str, severity: int, seed: int = 0) -> Tensor:
 
 
 def rotate(x: Tensor, degrees: float) -> Tensor:
-    """Square uint8 pictures turned counter-clockwise, bilinearly; what comes in from outside is black."""
+    """Square uint8 images turned counter-clockwise, bilinearly; what comes in from outside is black."""
     if x.dtype != torch.uint8:
-        raise ValueError(f"x is {x.dtype}; rotate needs uint8 pictures, so turn them before they are scaled")
+        raise ValueError(f"x is {x.dtype}; rotate needs uint8 images, so turn them before they are scaled")
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     turn = torch.tensor([[cos, -sin, 0], [sin, cos, 0]], device=x.device).expand(len(x), 2, 3)
     grid = F.affine_grid(turn, list(x.shape), align_corners=False)
@@ -53,7 +53,7 @@ def rotate(x: Tensor, degrees: float) -> Tensor:
 
 
 def translate(x: Tensor, pixels: int) -> Tensor:
-    """Pictures moved to the right (to the left where `pixels` is negative); what comes in from outside is black."""
+    """Images moved to the right (to the left where `pixels` is negative); what comes in from outside is black."""
     return F.pad(x, (pixels, -pixels))
 
 
@@ -122,7 +122,7 @@ def motion_blur(x: Tensor, severity: int, generator: Generator) -> Tensor:
 
 
 def zoom_blur(x: Tensor, severity: int, generator: Generator) -> Tensor:
-    """The mean of the picture and its enlargements, in steps of one per cent."""
+    """The mean of the image and its enlargements, in steps of one per cent."""
     factors = [1 + step / 100 for step in range((7, 12, 16, 21, 26)[severity - 1])]
     matrices = [torch.eye(32, device=x.device), *(zooming(x, factor) for factor in factors)]
     mean = torch.stack([torch.kron(matrix, matrix) for matrix in matrices]).mean(0)
@@ -148,13 +148,13 @@ def snow(x: Tensor, severity: int, generator: Generator) -> Tensor:
 
 
 def frost(x: Tensor, severity: int, generator: Generator) -> Tensor:
-    """The picture behind ice, mixed in the published proportions.
+    """The image behind ice, mixed in the published proportions.
 
     The published ice is cut from photographs. Here it is made up: six-pointed crystals, denser in some places than in
     others, on clouded bluish ground.
     """
-    picture, layer = ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))[severity - 1]
-    return (picture * x + layer * ice(x, generator)).clamp(0, 1)
+    image, layer = ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))[severity - 1]
+    return (image * x + layer * ice(x, generator)).clamp(0, 1)
 
 
 def ice(x: Tensor, generator: Generator) -> Tensor:
@@ -392,16 +392,16 @@ def resample(x: Tensor, where: Tensor) -> Tensor:
 
 
 def smear(x: Tensor, radius: int, sigma: float, degrees: Tensor) -> Tensor:
-    """Motion blur: the falling half of a Gaussian along a line, each picture's at an angle of its own."""
+    """Motion blur: the falling half of a Gaussian along a line, each image's at an angle of its own."""
     height, width = x.shape[2:]
     reach = 2 * radius
     windows = F.pad(x, (reach,) * 4, mode="replicate").unfold(2, height, 1).unfold(3, width, 1)
-    picture = torch.arange(len(x), device=x.device)
+    image = torch.arange(len(x), device=x.device)
     weights = torch.softmax(-(torch.arange(reach + 1.0) ** 2) / (2 * sigma**2), 0).tolist()
     smeared = torch.zeros_like(x)
     for step, weight in enumerate(weights):
         down, right = (step * degrees.deg2rad().sin()).round().long(), (step * degrees.deg2rad().cos()).round().long()
-        smeared += weight * windows[picture, :, reach + down, reach + right]
+        smeared += weight * windows[image, :, reach + down, reach + right]
     return smeared
 
 

@@ -1,7 +1,7 @@
 """Sentences as numbers: `sst` and `trec`, one pipeline for every set inside and outside.
 
 A set must not be known by its typography: one source keeps upper case, another strips punctuation, a third writes
-`&apos;t` for what a fourth writes `n't`. So every text becomes levelled words, the words become numbers by the training
+`&apos;t` for what a fourth writes `n't`. So every text becomes normalised words, the words become numbers by the training
 set's vocabulary, and the numbers stand at the right end of WIDTH places, after padding.
 """
 
@@ -37,7 +37,7 @@ NEGATION = re.compile(r"n ?'t\b")  # don't, do n't and don 't
 WORD = re.compile(r"<unk>|[^\W_]+")  # WikiText-2 writes <unk> for its own unknown words
 
 
-def levelled(text: str) -> list[str]:
+def normalised(text: str) -> list[str]:
     """Words without case, accents and punctuation; "n't" and what follows an apostrophe are words of their own."""
     plain = ACCENT.sub("", unicodedata.normalize("NFKD", html.unescape(text).lower()))
     return WORD.findall(NEGATION.sub(" nt", APOSTROPHE.sub("'", plain)))
@@ -61,7 +61,7 @@ def unknown(text: str) -> list[str]:
 Labelled = tuple[list[str], Tensor]
 Tokenizer = Callable[[str], list[str]]
 TOKENIZERS: dict[str, Tokenizer] = {
-    "levelled": levelled,
+    "normalised": normalised,
     "cased": cased,
     "lowered": lowered,
     "unknown": unknown,
@@ -101,8 +101,8 @@ def text_task(
     store: Store,
     *,
     outliers: str = "wikitext2",
-    inside: str = "levelled",
-    outside: str = "levelled",
+    inside: str = "normalised",
+    outside: str = "normalised",
     tested: str | None = None,
     limit: int | None = None,
 ) -> Task:

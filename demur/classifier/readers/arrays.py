@@ -20,21 +20,21 @@ def open_npz(
     parts = list(read_npz(path))
     if len(parts) > 1:
         raise ValueError(f"{path} holds {len(parts)} sets of inputs; save the one that you mean as x and y")
-    x, labels = parts[0].pictures, parts[0].labels
+    x, labels = parts[0].images, parts[0].labels
     assert isinstance(x, np.ndarray)
     y = array_labels(path, labels, len(x)) if labelled else None
     kind: Kind
     shape: Shape | None = None
     wrong: dict[int, str] = {}
     if x.dtype == np.uint8 and (x.ndim == 3 or (x.ndim == 4 and x.shape[3] in (1, 3))) and x.size:
-        kind, own = "pictures", 1 if x.ndim == 3 else x.shape[3]
+        kind, own = "images", 1 if x.ndim == 3 else x.shape[3]
         pixels = torch.from_numpy(np.ascontiguousarray(x.reshape(*x.shape[:3], own).transpose(0, 3, 1, 2)))
         shape = (channels or own, *(size or x.shape[1:3]))
         if labelled:
             check_memory(len(x), shape)
         x = fitted(pixels, torch.Size(shape)).numpy()
     elif x.dtype.kind in "fiub" and x.ndim == 2:
-        kind, x = "rows", x.astype(np.float64)
+        kind, x = "tables", x.astype(np.float64)
         names = columns or [str(column + 1) for column in range(x.shape[1])]
         if len(names) != x.shape[1]:
             raise ValueError(f"{path} has x of {x.shape[1]} columns, not the {len(names)} {listed(names)}; give these")
@@ -43,7 +43,7 @@ def open_npz(
         kind = "texts"
     else:
         raise ValueError(
-            f"{path} has x of {x.dtype} {x.shape}; give uint8 (N, H, W) or (N, H, W, 3) pictures, "
+            f"{path} has x of {x.dtype} {x.shape}; give uint8 (N, H, W) or (N, H, W, 3) images, "
             "numbers (N, columns) or texts (N,)"
         )
 
@@ -52,7 +52,7 @@ def open_npz(
             rows = range(*slice(start, start + BATCH).indices(len(x)))
             right = [row for row in rows if row not in wrong]
             part: X = x[right].tolist() if kind == "texts" else x[right]
-            if kind == "rows" and columns:
+            if kind == "tables" and columns:
                 part = pa.table(list(x[right].T), names=list(columns))
             bad = {row - start: wrong[row] for row in rows if row in wrong}
             yield Batch([str(row + 1) for row in rows], part, y[start : start + BATCH] if y else None, bad)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from demur.data.decode import Shape
 
 Size = tuple[int, int]  # height, width
-Kind = Literal["rows", "pictures", "texts"]
+Kind = Literal["tables", "images", "texts"]
 X: TypeAlias = np.ndarray | pa.Table | list[str]  # a table is rows whose columns have names
 LABELS = ("label", "class", "target", "y")
 BATCH = 1024  # inputs; a csv's batches are a MiB of the file
@@ -38,7 +38,7 @@ class Inputs:
     kind: Kind
     batches: Iterator[Batch]
     columns: tuple[str, ...] = ()  # of rows, where they have names
-    shape: Shape | None = None  # what pictures are brought to
+    shape: Shape | None = None  # what images are brought to
 
     def gathered(self) -> Batch:
         """All of them, in memory."""

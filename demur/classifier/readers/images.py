@@ -1,4 +1,4 @@
-"""Pictures, in a folder or one alone."""
+"""Images, in a folder or one alone."""
 
 import math
 import os
@@ -14,22 +14,22 @@ from PIL import Image, ImageOps
 
 from demur.classifier.readers.base import BATCH, Batch, Inputs, Size
 from demur.data.decode import Shape, flattened, is_deep
-from demur.data.formats import PICTURES, find_pictures, reading, split_named
+from demur.data.formats import IMAGES, find_images, reading, split_named
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "PPM", "TIFF")  # those of PICTURES; Pillow's other parsers stay shut
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "PPM", "TIFF")  # those of IMAGES; Pillow's other parsers stay shut
 GREY = ("1", "L", "LA")
 COLOUR = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
 LARGEST = 64  # pixels of the longer side, where nobody states a size
-PIXELS = 2**24  # at most in a batch of pictures
+PIXELS = 2**24  # at most in a batch of images
 TRAINED_AT_ONCE = 256  # inliers and outliers, as floats, with at least
 CHANNELS = 32  # in the first layer of a network
 
 
-def open_pictures(path: Path, labelled: bool, size: Size | None, channels: int | None, tolerant: bool) -> Inputs:
+def open_images(path: Path, labelled: bool, size: Size | None, channels: int | None, tolerant: bool) -> Inputs:
     root = path if path.is_dir() else path.parent
-    files = find_pictures(path) if path.is_dir() else [path]
+    files = find_images(path) if path.is_dir() else [path]
     if not files:
-        raise ValueError(f"{path} holds no pictures; give a folder of {', '.join(sorted(PICTURES))} files")
+        raise ValueError(f"{path} holds no images; give a folder of {', '.join(sorted(IMAGES))} files")
     if labelled:
         check_class_folders(path, [file.relative_to(root) for file in files])
     if size is None or channels is None:
@@ -47,7 +47,7 @@ def open_pictures(path: Path, labelled: bool, size: Size | None, channels: int |
             pixels, wrong = [], {}
             for place, file in enumerate(part):
                 try:
-                    pixels.append(read_picture(file, shape))
+                    pixels.append(read_image(file, shape))
                 except ValueError as error:
                     if not tolerant:
                         raise
@@ -56,7 +56,7 @@ def open_pictures(path: Path, labelled: bool, size: Size | None, channels: int |
             x = np.stack(pixels) if pixels else np.empty((0, *shape), np.uint8)
             yield Batch(names, x, [printable(place.parts[0]) for place in places] if labelled else None, wrong)
 
-    return Inputs("pictures", batches(), shape=shape)
+    return Inputs("images", batches(), shape=shape)
 
 
 def printable(name: str) -> str:
@@ -65,64 +65,64 @@ def printable(name: str) -> str:
 
 
 def check_class_folders(path: Path, places: Sequence[Path]) -> None:
-    """Labels are the names of the folders, so every picture must be in one, and train/ and test/ are not classes."""
-    remedy = "put each class's pictures in a folder of the class's name"
+    """Labels are the names of the folders, so every image must be in one, and train/ and test/ are not classes."""
+    remedy = "put each class's images in a folder of the class's name"
     if not path.is_dir():
-        raise ValueError(f"{path} is one picture, without a label; {remedy}, and give the folder that holds them")
+        raise ValueError(f"{path} is one image, without a label; {remedy}, and give the folder that holds them")
     stray = next((place for place in places if len(place.parts) == 1), None)
     if stray is not None:
-        raise ValueError(f"{path} has a picture outside the class folders, {stray}; {remedy}")
+        raise ValueError(f"{path} has an image outside the class folders, {stray}; {remedy}")
     classes = sorted({place.parts[0] for place in places})
     if all(split_named(name) for name in classes):
         raise ValueError(f"{path} holds {' and '.join(classes)}, which are no classes; give one of these folders")
     for folder in sorted(path.iterdir()):
         if folder.is_dir() and not folder.name.startswith(".") and folder.name not in classes:
-            warnings.warn(f"{folder} holds no pictures, so it is no class", stacklevel=2)
+            warnings.warn(f"{folder} holds no images, so it is no class", stacklevel=2)
 
 
 def check_memory(count: int, shape: Shape) -> None:
-    """Refuse pictures that would not fit into this machine, before the first is read."""
+    """Refuse images that would not fit into this machine, before the first is read."""
     batch = 4 * CHANNELS * min(2 * count, TRAINED_AT_ONCE) * shape[1] * shape[2]
     needed = 2 * count * math.prod(shape) + batch  # twice while they are put together
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**40
     if needed > there:
         raise ValueError(
-            f"{count:,} pictures of {shape[1]}x{shape[2]} take {needed / 2**30:,.0f} GiB to train with, and this "
+            f"{count:,} images of {shape[1]}x{shape[2]} take {needed / 2**30:,.0f} GiB to train with, and this "
             f"machine has {there / 2**30:,.0f}; give a smaller size, such as --size {LARGEST}"
         )
 
 
 def usual_shape(files: Sequence[Path]) -> Shape:
-    """RGB if any picture has colours; the most frequent size, made smaller where it is larger than LARGEST."""
+    """RGB if any image has colours; the most frequent size, made smaller where it is larger than LARGEST."""
     sizes: Counter[tuple[int, int]] = Counter()
     channels = 1
     for file in files:
-        with opened(file) as picture:
-            turned = picture.getexif().get(0x0112, 1) >= 5  # lying on its side, by EXIF's orientation
-            sizes[picture.size[::-1] if not turned else picture.size] += 1
-            channels = max(channels, 3 if picture.mode in COLOUR else 1)
+        with opened(file) as image:
+            turned = image.getexif().get(0x0112, 1) >= 5  # lying on its side, by EXIF's orientation
+            sizes[image.size[::-1] if not turned else image.size] += 1
+            channels = max(channels, 3 if image.mode in COLOUR else 1)
     (height, width), _ = sizes.most_common(1)[0]
     shrink = min(1.0, LARGEST / max(height, width))
     return channels, max(1, round(shrink * height)), max(1, round(shrink * width))
 
 
-def read_picture(file: Path, shape: Shape) -> np.ndarray:
-    """Pixels (channels, height, width), the right way up, on white where the picture is transparent."""
+def read_image(file: Path, shape: Shape) -> np.ndarray:
+    """Pixels (channels, height, width), the right way up, on white where the image is transparent."""
     channels, height, width = shape
-    with opened(file) as picture:
-        upright = flattened(ImageOps.exif_transpose(picture), "L" if channels == 1 else "RGB")
+    with opened(file) as image:
+        upright = flattened(ImageOps.exif_transpose(image), "L" if channels == 1 else "RGB")
         pixels = np.asarray(upright.resize((width, height), Image.Resampling.BILINEAR))
     return pixels.reshape(height, width, channels).transpose(2, 0, 1)
 
 
 @contextmanager
 def opened(file: Path) -> Iterator[Image.Image]:
-    """A picture of a colour space that can be read; its damage, whenever it is found, is told in one sentence."""
+    """An image of a colour space that can be read; its damage, whenever it is found, is told in one sentence."""
     try:
-        with reading(file, "a picture"), Image.open(file, formats=FORMATS) as picture:
-            if picture.mode not in GREY + COLOUR or is_deep(picture):
-                depth = "16-bit " * is_deep(picture)
-                raise ValueError(f"its pixels are {depth}{picture.mode}, not 8-bit grey or RGB; convert it")
-            yield picture
+        with reading(file, "an image"), Image.open(file, formats=FORMATS) as image:
+            if image.mode not in GREY + COLOUR or is_deep(image):
+                depth = "16-bit " * is_deep(image)
+                raise ValueError(f"its pixels are {depth}{image.mode}, not 8-bit grey or RGB; convert it")
+            yield image
     except (SyntaxError, struct.error, Image.DecompressionBombError) as error:
-        raise ValueError(f"{file} cannot be read as a picture ({error}); replace it") from error
+        raise ValueError(f"{file} cannot be read as an image ({error}); replace it") from error

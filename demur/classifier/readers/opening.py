@@ -11,11 +11,11 @@ import numpy as np
 
 from demur.classifier.readers.arrays import open_npz
 from demur.classifier.readers.base import Inputs, Size
-from demur.classifier.readers.images import open_pictures
+from demur.classifier.readers.images import open_images
 from demur.classifier.readers.text_files import READERS, STDIN, open_stream
-from demur.data.formats import PICTURES
+from demur.data.formats import IMAGES
 
-KNOWN = "give a folder of pictures, or a csv, jsonl, txt or npz file"
+KNOWN = "give a folder of images, or a csv, jsonl, txt or npz file"
 
 
 def open_inputs(
@@ -32,7 +32,7 @@ def open_inputs(
 
     `labelled` asks for labels; a csv's are in the column `label`, by default one of LABELS. `columns` are those to take
     of a csv, in this order, by default all but the label's; an array's columns are called so too. `size` and
-    `channels` are what pictures are brought to, by default the most frequent size, but at most LARGEST pixels wide and
+    `channels` are what images are brought to, by default the most frequent size, but at most LARGEST pixels wide and
     high, and RGB if any of them has colours. `tolerant` goes on after an input that cannot be read; labels cannot be
     asked for then.
     """
@@ -41,8 +41,8 @@ def open_inputs(
         inputs = open_stream(io.FileIO(sys.stdin.fileno(), closefd=False), path, labelled, label, columns, tolerant)
     elif not path.exists():
         raise ValueError(f"{path} does not exist; {KNOWN}")
-    elif path.is_dir() or kind in PICTURES:
-        inputs = open_pictures(path, labelled, size, channels, tolerant)
+    elif path.is_dir() or kind in IMAGES:
+        inputs = open_images(path, labelled, size, channels, tolerant)
     elif kind == ".npz":
         inputs = open_npz(path, labelled, columns, size, channels, tolerant)
     elif kind in READERS:
@@ -57,7 +57,7 @@ def open_inputs(
 
 def unnamed(inputs: Inputs) -> Inputs:
     """Rows without the names of their columns, for a model that was fitted to such."""
-    if inputs.kind != "rows":
+    if inputs.kind != "tables":
         return inputs
     batches = (replace(batch, x=np.asarray(batch.x)) for batch in inputs.batches)
     return replace(inputs, batches=batches, columns=())

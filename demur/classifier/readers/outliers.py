@@ -10,21 +10,21 @@ from demur.classifier.readers.opening import open_inputs
 from demur.data.catalogue import CATALOGUE
 from demur.data.store import Store
 from demur.names import choose
-from demur.outliers.synthetic import MADE
+from demur.outliers.synthetic import SYNTHETIC
 from demur.outliers.values import Synthetic, leaves, parse
 from demur.streams import generator_for
 from demur.tasks.images import to_train_with
-from demur.tasks.text import levelled, pieces
+from demur.tasks.text import normalised, pieces
 
 OUTLIERS = 50_000  # at most, of a data set of the store
-STORED = {"pictures": "images", "texts": "text"}  # what the catalogue calls them
+STORED = {"images": "images", "texts": "text"}  # what the catalogue calls them
 
 
 def read_outliers(named: str, inputs: Inputs, inliers: X, store: Callable[[], Store]) -> str | X:
-    """What lies at a path, without its labels; a data set of the store, opened if need be; made-up ones, by name.
+    """What lies at a path, without its labels; a data set of the store, opened if need be; synthetic ones, by name.
 
     Texts of the store are cut into pieces as long as the inliers, of whose length they would otherwise be known; of
-    larger pictures half are cropped and half resized.
+    larger images half are cropped and half resized.
     """
     if Path(named).exists():
         size, channels = (inputs.shape[1:], inputs.shape[0]) if inputs.shape else (None, None)
@@ -35,20 +35,20 @@ def read_outliers(named: str, inputs: Inputs, inliers: X, store: Callable[[], St
     if all(isinstance(leaf, Synthetic) for leaf in leaves(parse(named))):
         return named
     if "/" in named or Path(named).suffix:
-        raise ValueError(f"{named} does not exist; give outliers' path, a data set or the name of made-up ones")
+        raise ValueError(f"{named} does not exist; give outliers' path, a data set or the name of synthetic ones")
     opened = store()
-    if inputs.kind == "rows" or not opened.has(named, "train"):
+    if inputs.kind == "tables" or not opened.has(named, "train"):
         known = [name for name, data in CATALOGUE.items() if data.kind == STORED.get(inputs.kind)]
         choose(
-            dict.fromkeys([*MADE[inputs.kind], *known]),
+            dict.fromkeys([*SYNTHETIC[inputs.kind], *known]),
             named,
-            f"path, made-up outliers or data set of {inputs.kind}",
+            f"path, synthetic outliers or data set of {inputs.kind}",
         )
-    if inputs.kind == "pictures":
+    if inputs.kind == "images":
         assert inputs.shape
-        pictures, _ = opened.images(named, "train")
-        few = pictures[torch.randperm(len(pictures), generator=generator_for("outliers"))[:OUTLIERS]]
+        images, _ = opened.images(named, "train")
+        few = images[torch.randperm(len(images), generator=generator_for("outliers"))[:OUTLIERS]]
         return to_train_with(few, torch.Size(inputs.shape)).epoch(generator_for("outliers")).numpy()
-    words = [word for text in opened.texts(named, "train")[0] for word in levelled(text)]
-    lengths = torch.tensor([max(1, len(levelled(text))) for text in inliers])
+    words = [word for text in opened.texts(named, "train")[0] for word in normalised(text)]
+    lengths = torch.tensor([max(1, len(normalised(text))) for text in inliers])
     return [" ".join(piece) for piece in pieces(words, lengths, generator_for("outliers"))[:OUTLIERS]]

@@ -124,7 +124,7 @@ def open_csv(stream: io.BufferedReader, asked: Asked) -> Inputs:
         right = pa.array([row not in bad for row in range(len(rows))], pa.bool_())
         return Batch(names, rows.filter(right), y, wrong)
 
-    return Inputs("texts" if texts else "rows", batches(), columns=() if texts else tuple(taken))
+    return Inputs("texts" if texts else "tables", batches(), columns=() if texts else tuple(taken))
 
 
 def decoded(text: str | bytes) -> str | None:

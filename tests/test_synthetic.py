@@ -1,4 +1,4 @@
-"""Made-up outliers keep what is cheap to recognise and break what the classes are made of."""
+"""Synthetic outliers keep what is cheap to recognise and break what the classes are made of."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ from demur.training_data import Fixed
 
 GENERATOR = torch.Generator().manual_seed(0)
 ROWS = torch.randn(200, 1, generator=GENERATOR) * torch.tensor([1.0, 2.0, -1.0])  # columns that go together
-PICTURES = torch.randint(256, (6, 3, 10, 13), generator=GENERATOR, dtype=torch.uint8)
+IMAGES = torch.randint(256, (6, 3, 10, 13), generator=GENERATOR, dtype=torch.uint8)
 TOKENS = torch.tensor([[0, 0, 5], [0, 6, 7], [8, 9, 10]])
 
 
@@ -50,24 +50,24 @@ def test_the_box_is_twice_as_wide_as_the_rows():
 
 
 def test_patches_are_moved_whole():
-    made = ShuffledPatches(PICTURES).epoch(GENERATOR)
-    assert not torch.equal(made, PICTURES)
+    made = ShuffledPatches(IMAGES).epoch(GENERATOR)
+    assert not torch.equal(made, IMAGES)
 
     def patches(x):  # 10x13 has five by six patches of 2x2, and a column left over
         return x[:, :, :, :12].unfold(2, 2, 2).unfold(3, 2, 2).permute(0, 2, 3, 1, 4, 5).reshape(6, 30, 12)
 
-    for before, after in zip(patches(PICTURES), patches(made), strict=True):
+    for before, after in zip(patches(IMAGES), patches(made), strict=True):
         assert sorted(before.tolist()) == sorted(after.tolist())
-    assert torch.equal(made[:, :, :, 12:], PICTURES[:, :, :, 12:])
+    assert torch.equal(made[:, :, :, 12:], IMAGES[:, :, :, 12:])
 
 
-def test_halves_are_of_two_pictures_and_stay_where_they_were():
-    pictures = torch.arange(200, dtype=torch.uint8).reshape(200, 1, 1, 1).expand(200, 3, 10, 13)
-    made = JoinedHalves(pictures).epoch(GENERATOR)
+def test_halves_are_of_two_images_and_stay_where_they_were():
+    images = torch.arange(200, dtype=torch.uint8).reshape(200, 1, 1, 1).expand(200, 3, 10, 13)
+    made = JoinedHalves(images).epoch(GENERATOR)
     assert made.dtype == torch.uint8
     first, last = made[:, 0, 0, 0], made[:, 0, -1, -1]
-    assert torch.equal(first, pictures[:, 0, 0, 0])
-    assert sorted(last.tolist()) == list(range(200))  # every picture gives each of its halves once
+    assert torch.equal(first, images[:, 0, 0, 0])
+    assert sorted(last.tolist()) == list(range(200))  # every image gives each of its halves once
     upright = made[:, 0, 0, -1] == last  # left and right: the upper right corner is the other's
     assert 70 < upright.sum() < 130
     for one, is_upright in zip(made, upright, strict=True):
@@ -77,8 +77,8 @@ def test_halves_are_of_two_pictures_and_stay_where_they_were():
         assert other.unique().tolist() == [one[0, -1, -1].item()]
 
 
-def test_smooth_noise_has_the_pictures_type_and_range():
-    assert SmoothNoise(PICTURES).epoch(GENERATOR).dtype == torch.uint8
+def test_smooth_noise_has_the_images_type_and_range():
+    assert SmoothNoise(IMAGES).epoch(GENERATOR).dtype == torch.uint8
     floats = 3 * torch.rand(4, 1, 16, 16, generator=GENERATOR) - 2
     made = SmoothNoise(floats).epoch(GENERATOR)
     assert made.dtype == torch.float32
@@ -93,14 +93,14 @@ def test_words_are_dealt_out_anew_and_padding_stays():
     assert not torch.equal(made, TOKENS)
 
 
-@pytest.mark.parametrize(("kind", "inliers"), [("rows", ROWS), ("pictures", PICTURES), ("texts", TOKENS)])
+@pytest.mark.parametrize(("kind", "inliers"), [("tables", ROWS), ("images", IMAGES), ("texts", TOKENS)])
 def test_every_kind_is_made_anew_each_epoch(kind, inliers):
     source = build(parse(BY_DEFAULT[kind]), kind, inliers)
     first, second = (source.epoch(GENERATOR) for _ in range(2))
     assert first.shape == source.shape
     assert (first.shape[1:], first.dtype) == (inliers.shape[1:], inliers.dtype)
     assert not torch.equal(first, second)
-    with pytest.raises(ValueError, match="unknown made-up outliers"):
+    with pytest.raises(ValueError, match="unknown synthetic outliers"):
         build(parse("smoke"), kind, inliers)
 
 
@@ -110,8 +110,8 @@ VALUES = {
     "given": given(),
     "patches": synthetic("patches"),
     "tiny_imagenet32+patches": mix(natural("tiny_imagenet32"), synthetic("patches")),
-    "a_levelled+smooth+halves": mix(spectrum_matched(natural("a")), synthetic("smooth", "halves")),
-    "levelled": spectrum_matched(given()),
+    "a_spectrum_matched+smooth+halves": mix(spectrum_matched(natural("a")), synthetic("smooth", "halves")),
+    "spectrum_matched": spectrum_matched(given()),
     "mine.sources:fog": Synthetic("mine.sources:fog"),
 }
 
@@ -135,19 +135,19 @@ def test_mixes_are_flat():
 
 
 def test_the_sets_of_a_name():
-    assert sets_of("a+b_levelled+a+patches") == ("a", "b", "patches")
+    assert sets_of("a+b_spectrum_matched+a+patches") == ("a", "b", "patches")
     assert sets_of(None) == ()
 
 
 def test_values_become_sources():
     shown = torch.randint(256, (6, 3, 10, 13), dtype=torch.uint8)
     value = mix(given(), natural("night"), synthetic("patches"))
-    source = build(value, "pictures", PICTURES, given=shown, store={"night": Fixed(shown[:4])}.__getitem__)
+    source = build(value, "images", IMAGES, given=shown, store={"night": Fixed(shown[:4])}.__getitem__)
     assert source.shape == (12, 3, 10, 13)  # as many of each as the fewest
     assert torch.equal(source.sources[0].x, shown)
-    matched = build(spectrum_matched(given()), "pictures", PICTURES, given=shown)
+    matched = build(spectrum_matched(given()), "images", IMAGES, given=shown)
     assert isinstance(matched, Fixed)
     with pytest.raises(ValueError, match="made from real ones, and there are none"):
-        build(given(), "pictures", PICTURES)
-    with pytest.raises(ValueError, match="unknown made-up outliers for rows 'patches'"):
-        build(synthetic("patches"), "rows", ROWS)
+        build(given(), "images", IMAGES)
+    with pytest.raises(ValueError, match="unknown synthetic outliers for tables 'patches'"):
+        build(synthetic("patches"), "tables", ROWS)
