@@ -12,6 +12,26 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+# what model files and tables of results say that were written under other names, and what it is called now
+OLD_NAMES = {
+    "rows": "tables",
+    "pictures": "images",
+    "levelled": "spectrum_matched",
+    "keep": "coverage",
+    "kept": "coverage",
+    "kept_by_class": "coverage_by_class",
+    "num_draws": "num_samples",
+}
+
+
+def current(name: str) -> str:
+    """The name of today for one that may be an older file's."""
+    return OLD_NAMES.get(name, name)
+
+
+def with_current_names(saved: Mapping[str, T]) -> dict[str, T]:
+    return {current(name): value for name, value in saved.items()}
+
 
 def choose(table: Mapping[str, T], name: str, kind: str) -> T:
     """table[name]; an unknown name raises a ValueError that names the nearest known one."""

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from demur.files import read_tensors
+from demur.names import with_current_names
 from demur.posterior import Gaussian, Mixture, Point, Posterior, Tuning, check_settings, check_variance
 
 FORMAT = 1
@@ -111,7 +112,7 @@ def _leaves(node: Any, prefix: str, entries: Mapping[str, _Entry], deepest: int)
         if entry.dtype not in FLOATS:
             raise TypeError(f"{name} is of dtype {entry.dtype}")
     if node["kind"] == "gaussian":
-        settings = node["settings"]
+        settings = with_current_names(node["settings"])
         if set(settings) != {"num_samples", "seed", "over_head"}:
             raise TypeError("its settings are others than num_samples, seed and over_head")
         check_settings(**settings)
@@ -202,4 +203,4 @@ def _unpack(
     variance = {
         key.removeprefix("variance/"): value.to(device) for key, value in found.items() if key.startswith("variance/")
     }
-    return Gaussian(network, variance, **header["settings"], tuning=_tuning(header))
+    return Gaussian(network, variance, **with_current_names(header["settings"]), tuning=_tuning(header))

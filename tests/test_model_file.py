@@ -225,10 +225,10 @@ def test_only_what_is_known_is_built(folder, change):
 
 def test_versions(folder, monkeypatch):
     monkeypatch.setattr(model_file, "FORMAT", (1, 3))
-    demur.load_model(folder)  # written as 1.1
+    demur.load_model(folder)  # written as 1.2
     for other in ((1, 0), (2, 0), (0, 9)):
         monkeypatch.setattr(model_file, "FORMAT", other)
-        with pytest.raises(ValueError, match=r"has format 1\.1, this demur reads"):
+        with pytest.raises(ValueError, match=r"has format 1\.2, this demur reads"):
             demur.load_model(folder)
     monkeypatch.undo()
     major, minor = model_file.FORMAT
@@ -341,10 +341,16 @@ def test_a_link_to_a_model_stays_a_link(model, tmp_path):
 
 
 def test_models_of_earlier_versions_answer_as_they_did():
+    """Formats 1.0 and 1.1, of which the latter has other names: rows, pictures, num_draws, keep."""
     folder = Path(__file__).parent / "data"
-    saved = json.loads((folder / "model-1.0.json").read_text("utf-8"))
-    for name, expected in saved["answers"].items():
-        answers = demur.load_model(folder / name, device="cpu").predict_all(np.array(saved["x"]))
+    older = json.loads((folder / "older-models.json").read_text("utf-8"))
+    assert sorted(older) == sorted(path.name for path in folder.glob("*.demur"))
+    for name, expected in older.items():
+        kind = {"pictures": "uint8"}.get(name.removesuffix(".demur").rpartition("-")[2])
+        x = np.array(expected["x"], dtype=kind)
+        model = demur.load_model(folder / name, device="cpu")
+        assert 0 < model.report_["coverage"] <= 1
+        answers = model.predict_all(x)
         assert answers.decision.tolist() == expected["decision"]
         np.testing.assert_allclose(answers.probability, expected["probability"], rtol=1e-6)
         np.testing.assert_allclose(answers.outlier_score, expected["outlier_score"], rtol=1e-6)

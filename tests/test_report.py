@@ -38,7 +38,7 @@ from demur.paper.views import ours
 from demur.report import render
 from demur.report import tables as terminal
 from demur.report.compare import ReportTable, tables
-from demur.report.figures import WIDTH, draw_noise_confidence, draw_shift, kept
+from demur.report.figures import WIDTH, acceptance, draw_noise_confidence, draw_shift
 from demur.report.marks import Code, Strong, as_html, as_markdown
 from demur.report.page import write_report
 from demur.scores import max_prob_score
@@ -691,7 +691,7 @@ def test_figures_are_one_column_wide():
 
 def test_the_area_under_the_drawn_curve_is_auroc(result: Result):
     outside = result.ood["uniform"]
-    x, y = kept(-max_prob_score(result.test), -max_prob_score(outside))
+    x, y = acceptance(-max_prob_score(result.test), -max_prob_score(outside))
     area = -np.trapezoid(y, x) / 100**2
     assert area == pytest.approx(Separation(-max_prob_score(result.test), -max_prob_score(outside)).auroc, abs=0.01)
     assert (x[0], y[0], x[-1], y[-1]) == (100, 100, 0, 0)

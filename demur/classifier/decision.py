@@ -3,9 +3,10 @@
 A score up to the first limit is accepted and gets its label; up to the second it is "unsure", beyond it "unknown".
 
 The first limit is a conformal quantile of the scores of n inliers that nothing was fitted or tuned with: the k-th
-smallest, k = ceil((n + 1) coverage). Whatever the network, a fresh inlier from the same source is accepted with probability
-at least `coverage` (over the draw of those n and of itself), and at most coverage + 1 / (n + 1) where scores have no ties. One
-input of every class is always trained with; where most classes have few, inliers are thus not quite drawn alike.
+smallest, k = ceil((n + 1) coverage). Whatever the network, a fresh inlier from the same source is accepted with
+probability at least `coverage`, over the choice of those n and of itself, and at most coverage + 1 / (n + 1) where
+scores have no ties. One input of every class is always trained with; where most classes have few, the held-out inliers
+are thus not quite like the others.
 
 The second is where the score itself changes sides: "none" becomes more probable than the best class, or the entropy
 comes nearer to that of all classes at once than to that of one. Where inliers themselves lie beyond that point, so that
@@ -114,8 +115,9 @@ def calibrated(prediction: Prediction, score: str, coverage: float, by_class: bo
     scores, num_classes = score_of(prediction, score), prediction.probs.shape[1]
     if ceiled((len(scores) + 1) * coverage) > len(scores):
         warnings.warn(
-            f"coverage={coverage} needs {least_count(coverage)} inliers to calibrate with, and there are {len(scores)}: only "
-            f"{len(scores) / (len(scores) + 1):.2f} is sure to be kept; give more data, or raise validation",
+            f"coverage={coverage} needs {least_count(coverage)} inliers to calibrate with, and there are "
+            f"{len(scores)}: only {len(scores) / (len(scores) + 1):.2f} is guaranteed; "
+            "give more data, or raise validation",
             stacklevel=3,
         )
     groups = [scores]
@@ -135,8 +137,8 @@ def _by_answer(scores: Array, answered: NDArray[np.int64], num_classes: int, cov
     together = np.concatenate([groups[code] for code in few])
     warnings.warn(
         f"{len(few)} of {num_classes} classes are answered for fewer than {least_count(coverage)} of the inliers that "
-        f"calibrate, which coverage={coverage} needs: they have one limit together, from {len(together)} inliers; give more "
-        "data, or raise validation",
+        f"calibrate, which coverage={coverage} needs: they have one limit together, from {len(together)} inliers; give "
+        "more data, or raise validation",
         stacklevel=4,
     )
     return [(together if len(together) else scores) if code in few else group for code, group in enumerate(groups)]

@@ -43,7 +43,7 @@ from demur.classifier.saved import (
 from demur.inference import Laplace
 from demur.methods import Method, parse_method
 from demur.metrics import Array, Prediction
-from demur.names import choose
+from demur.names import choose, current, with_current_names
 from demur.networks import Network
 from demur.outliers.synthetic import BY_DEFAULT
 from demur.outliers.values import Given, Shown, SpectrumMatched, build, leaves, mix, parse
@@ -73,18 +73,17 @@ class Classifier(ClassifierMixin, BaseEstimator):
     None for the one that goes with the kind of data. `kind` says what X is: `tables`, `images`, `texts`, or `ready` for
     arrays that the network takes as they are; `auto` looks at X.
 
-    `synthetic` names outliers that are made from X and shown beside those given, or alone: for rows `columns` and
+    `synthetic` names outliers that are made from X and shown beside those given, or alone: for tables `columns` and
     `box`, for images `smooth`, `uniform`, `patches` and `halves`, for texts `words`, `a+b` for a mix, or a value of
     `demur.outliers.values`. For images `spectrum_matched` are those given, made as sharp as those of X.
 
-    Of the inliers the share `validation`, at the least
-    enough for the guarantee, is held out: half to tune a prior, half to calibrate the threshold that keeps the share
-    `coverage`. With `by_class` every class has a threshold of its own, so that this holds for the inputs of each predicted
-    class; it holds out more. None for `epochs`, `batch_size` and `lr` means what goes with the
-    kind and the amount of data.
+    `coverage` is the fraction of inliers that is to get a label. The fraction `validation` of them, at the least enough
+    for that guarantee, is held out: half to tune a prior, half to calibrate the threshold. With `by_class` every class
+    has a threshold of its own, so that the guarantee holds for the inputs of each predicted class; it holds out more.
+    None for `epochs`, `batch_size` and `lr` means what goes with the kind and the amount of data.
 
     After fit: `classes_`, `posterior_`, `likelihood_`, `preprocessing_`, `decision_`; `held_out_`, the rows of X that
-    were not trained with; `report_`, a dict of what was measured on them and on held-out outliers; for rows also
+    were not trained with; `report_`, a dict of what was measured on them and on held-out outliers; for tables also
     `n_features_in_` and, from a data frame, `feature_names_in_`. A fit that fails leaves the estimator as it was.
     """
 
@@ -248,7 +247,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
             source = build(shown, kind, inliers)
             if kind == "texts":
                 warnings.warn(
-                    "outliers of texts are made up from their own words; real ones do better: any other texts at all, "
+                    "outliers of texts are made from their own words; real ones do better: any other texts at all, "
                     "as fit(X, y, outliers=texts)",
                     stacklevel=4,
                 )
@@ -345,7 +344,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def load(cls, path: str | Path, network: Network | None = None, *, device: str = "auto") -> "Classifier":
         """Read a model back; `network` is needed where it was fitted with a function of your own."""
         with read_model(path) as (saved, posterior), telling_damage(path):
-            model = cls(**saved["parameters"] | {"device": device})
+            model = cls(**with_current_names(saved["parameters"]) | {"device": device})
+            model.kind = current(model.kind)
             model.network = network or model.network
             model.classes_ = labels_from_json(saved["classes"])
             model.likelihood_ = likelihood_from_json(saved["likelihood"])
@@ -356,7 +356,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
                 model.feature_names_in_ = np.array([*map(str, saved["columns"])], dtype=object)
             model.network_, model.wraps_logits_ = restored_network(saved, network, path), saved["wraps_logits"]
             model.decision_ = decision_from_json(saved, len(model.classes_))
-            model.report_ = saved["report"]
+            model.report_ = with_current_names(saved["report"])
             check_types(model.preprocessing_, model.decision_)
             named = len(model.classes_), len(saved["columns"] or getattr(model.preprocessing_, "mean", ()))
             if named != (model.likelihood_.num_classes, getattr(model, "n_features_in_", 0)):

@@ -1,4 +1,4 @@
-"""One model on your own data: what it gets right, what it refuses, how well its scores tell outliers from inliers."""
+"""One model on your own data: what it gets right, where it abstains, how well its scores tell outliers from inliers."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,22 +53,26 @@ class Evaluation:
         """For the inliers and every set of outliers, the fractions that get a label, `unsure` and `unknown`."""
         fractions = {}
         for name, prediction in {INLIERS: self.inside, **self.ood}.items():
-            kept, unknown = self.decision.accepts(prediction).mean(), self.decision.calls_unknown(prediction).mean()
-            fractions[name] = {"kept": float(kept), "unsure": float(1 - kept - unknown), "unknown": float(unknown)}
+            accepted, unknown = self.decision.accepts(prediction).mean(), self.decision.calls_unknown(prediction).mean()
+            fractions[name] = {
+                "accepted": float(accepted),
+                "unsure": float(1 - accepted - unknown),
+                "unknown": float(unknown),
+            }
         return fractions
 
     @cached_property
     def accuracy_of_accepted(self) -> float:
-        """nan where nothing is kept."""
-        kept = self.decision.accepts(self.inside)
-        return float(self.right[kept].mean()) if kept.any() else float("nan")
+        """nan where nothing is accepted."""
+        accepted = self.decision.accepts(self.inside)
+        return float(self.right[accepted].mean()) if accepted.any() else float("nan")
 
     @cached_property
     def by_class(self) -> dict[str, dict[str, float]]:
-        kept, y = self.decision.accepts(self.inside), self.y.numpy(force=True)
+        accepted, y = self.decision.accepts(self.inside), self.y.numpy(force=True)
         rows = {name: y == number for number, name in enumerate(self.classes)}
         return {
-            name: {"count": int(mine.sum()), "accuracy": self.right[mine].mean(), "kept": kept[mine].mean()}
+            name: {"count": int(mine.sum()), "accuracy": self.right[mine].mean(), "accepted": accepted[mine].mean()}
             for name, mine in rows.items()
             if mine.any()
         }
@@ -85,7 +89,7 @@ class Evaluation:
         }
 
     def scored(self, outside: Prediction) -> Iterator[tuple[str, Array, Array]]:
-        """Every score that the model has, on inliers and on these; first the one that is refused by."""
+        """Every score that the model has, on inliers and on these; first the one that the model abstains by."""
         for name in sorted(MEASURED, key=lambda name: name != self.decision.score):
             values, others = MEASURED[name](self.inside), MEASURED[name](outside)
             if values is not None and others is not None:
@@ -139,13 +143,13 @@ def joined(parts: Sequence[Prediction]) -> Prediction:
 
 
 def shortfall(evaluation: Evaluation) -> str | None:
-    """A sentence, if fewer inliers are kept than chance explains."""
-    limit, kept, n = evaluation.decision, evaluation.decisions[INLIERS]["kept"], len(evaluation.y)
+    """A sentence, if fewer inliers are accepted than chance explains."""
+    limit, accepted, n = evaluation.decision, evaluation.decisions[INLIERS]["accepted"], len(evaluation.y)
     chance = math.sqrt(limit.coverage * (1 - limit.coverage) * (1 / n + 1 / limit.count))
-    if kept >= limit.coverage - 3 * chance:
+    if accepted >= limit.coverage - 3 * chance:
         return None
     return (
-        f"{100 * kept:.1f} % of the inliers are kept where {100 * limit.coverage:.1f} % were to be: "
+        f"{100 * accepted:.1f} % of the inliers are accepted where {100 * limit.coverage:.1f} % were to be: "
         "they are not like those that the model was fitted to"
     )
 

@@ -2,7 +2,7 @@
 
 | kind | input of the graph |
 |---|---|
-| rows | float64 (N, columns), as they are before standardising |
+| tables | float64 (N, columns), as they are before standardising |
 | images | uint8 (N, channels, height, width), or float32 in [0, 1] where the model was fitted to such |
 | texts | int64 (N, width): numbers of words, padded with 0 on the left, as `preprocessing_.read` gives them |
 
@@ -125,13 +125,13 @@ class Reading(nn.Module):
 
     def __init__(self, preprocessing: Preprocessing) -> None:
         super().__init__()
-        self.rows = preprocessing if isinstance(preprocessing, Tables) else None
+        self.table = preprocessing if isinstance(preprocessing, Tables) else None
 
     def forward(self, raw: Tensor) -> Tensor:
-        if self.rows is None:
+        if self.table is None:
             return as_input(raw)
         return (
-            ((raw - raw.new_tensor(self.rows.mean)) / raw.new_tensor(self.rows.scale))
+            ((raw - raw.new_tensor(self.table.mean)) / raw.new_tensor(self.table.scale))
             .clamp(-FARTHEST, FARTHEST)
             .float()
         )
@@ -146,8 +146,8 @@ class Average(nn.Module):
         size = sum(sampled_bytes(component) for _, component in components)
         if size > LARGEST:
             raise ValueError(
-                f"this model's {posterior.num_samples} networks have {size / 2**30:.1f} GiB of weights, and an ONNX file "
-                "holds 2; fit a smaller network, or a method with fewer samples"
+                f"this model's {posterior.num_samples} networks have {size / 2**30:.1f} GiB of weights, and an ONNX "
+                "file holds 2; fit a smaller network, or a method with fewer samples"
             )
         self.weights = [share / component.num_samples for share, component in components]
         self.trunks = nn.ModuleList(trunk(component) for _, component in components)
@@ -223,7 +223,7 @@ def example(preprocessing: Preprocessing, count: int) -> Tensor:
         words = torch.randint(1, len(preprocessing.words), (count, preprocessing.width), generator=generator)
         start = torch.randint(preprocessing.width, (count, 1), generator=generator)
         return words.where(torch.arange(preprocessing.width) >= start, 0)
-    raise ValueError(f"a model of {preprocessing.kind} inputs cannot be exported; fit one to rows, images or texts")
+    raise ValueError(f"a model of {preprocessing.kind} inputs cannot be exported; fit one to tables, images or texts")
 
 
 def check(classifier: Classifier, session: Any) -> str:

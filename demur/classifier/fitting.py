@@ -84,7 +84,7 @@ def measured(
     y = tuned[1].numpy(force=True)
     report: dict[str, Any] = {
         "accuracy": float(right.mean()),
-        "kept": float(accepted.mean()),
+        "coverage": float(accepted.mean()),
         "coverage_by_class": {
             str(name): float(accepted[y == code].mean()) for code, name in enumerate(classes) if (y == code).any()
         },

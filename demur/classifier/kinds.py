@@ -1,4 +1,4 @@
-"""What people have, as the tensors that networks take: rows, images, texts, or arrays that are ready as they are.
+"""What people have, as the tensors that networks take: tables, images, texts, or arrays that are ready as they are.
 
 Each kind is a frozen dataclass of numbers and strings alone, so that a model file can hold it. It is learned from the
 training data (`of`); it makes tensors (N, ...) of later data, or refuses it, calling it `what` (`read`); and it has
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from demur.classifier.builders import builder
-from demur.names import choose
+from demur.names import choose, current
 from demur.networks import Network, as_input
 from demur.tasks.text import Vocabulary, normalised
 from demur.training_data import Recipe, check_finite
@@ -225,7 +225,7 @@ KINDS: Mapping[str, type[Preprocessing]] = MappingProxyType(
 
 
 def kind_of(X: Any) -> str:
-    """Strings are texts, three or four dimensions are images, everything else is rows."""
+    """Strings are texts, three or four dimensions are images, everything else is a table."""
     values = X if hasattr(X, "ndim") else np.asarray(X, dtype=object)
     if values.ndim == 1 and len(values) and all(isinstance(value, str) for value in values):
         return "texts"
@@ -239,4 +239,4 @@ def to_json(preprocessing: Preprocessing) -> dict[str, Any]:
 def from_json(saved: Mapping[str, Any]) -> Preprocessing:
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()}
     del values["kind"]
-    return choose(KINDS, saved["kind"], "kind of data")(**values)
+    return choose(KINDS, current(saved["kind"]), "kind of data")(**values)

@@ -23,7 +23,7 @@ from typing import Any
 from demur.posterior import Posterior
 from demur.posterior_file import save as save_posterior
 
-FORMAT = (1, 1)  # a new minor version adds, and older ones are read; a new major version breaks
+FORMAT = (1, 2)  # a new minor version adds, and older ones are read; a new major version breaks
 MANIFEST, MODEL, POSTERIOR = "manifest.json", "model.json", "posterior.safetensors"
 PARTS = (MODEL, POSTERIOR)
 LONGEST_MANIFEST, LONGEST_MODEL = 2**16, 2**26  # bytes

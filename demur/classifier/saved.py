@@ -15,7 +15,7 @@ from torch import nn
 from demur.classifier.builders import from_description, wrapped
 from demur.classifier.decision import Decision, turning_point
 from demur.likelihoods import Categorical, Dirichlet, LabelModel, Likelihood, Outliers
-from demur.names import choose
+from demur.names import choose, with_current_names
 from demur.networks import Network
 
 LABEL_MODELS: Mapping[str, type[Categorical] | type[Dirichlet]] = MappingProxyType(
@@ -80,11 +80,11 @@ def _label_model(saved: Mapping[str, Any]) -> LabelModel:
 def decision_from_json(saved: Mapping[str, Any], num_classes: int) -> Decision:
     """As saved; files of format 1.0 have one limit, `refuse`, and the other is the score's own."""
     if "decision" in saved:
-        given = saved["decision"]
+        given = with_current_names(saved["decision"])
         values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
         decision = Decision(**values)
     else:
-        old = dict(saved["thresholds"])
+        old = with_current_names(saved["thresholds"])
         accept, turning = old.pop("refuse"), turning_point(old["score"], num_classes)
         decision = Decision(accept=(accept,), unknown=(None if turning is None else max(accept, turning),), **old)
     if len(decision.accept) not in (1, num_classes):

@@ -43,7 +43,7 @@ def fit(
     method: Annotated[str, typer.Option(help="inference+likelihood: la+nc, map+oe, de+nc, vb+sl, ...")] = "la+nc",
     label: LabelColumn = None,
     size: Annotated[str | None, typer.Option(help="Of images: 32, or HEIGHTxWIDTH; else the most common.")] = None,
-    coverage: Annotated[float, typer.Option(help="Share of the inliers that is to get a label.")] = 0.95,
+    coverage: Annotated[float, typer.Option(help="Fraction of the inliers that is to get a label.")] = 0.95,
     epochs: Annotated[int | None, typer.Option(min=1, help="Else what suits the amount of data.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A fifth of the usual epochs, for a first look.")] = False,
     checkpoint: Annotated[
@@ -54,10 +54,10 @@ def fit(
     device: DeviceName = "auto",
     data: Data = None,
 ) -> None:
-    """Fit a classifier that refuses what it does not know to your own data."""
+    """Fit a classifier that abstains where it does not know, to your own data."""
     _check_new_model(out, checkpoint)
     if not 0 < coverage < 1:
-        raise ValueError(f"coverage {coverage} is not between 0 and 1; it is a share of the inliers")
+        raise ValueError(f"coverage {coverage} is not between 0 and 1; it is a fraction of the inliers")
     shape = _size(size)
 
     from demur.classifier import Classifier
@@ -298,9 +298,9 @@ def _said_of_fit(classifier: "Classifier", given: "Inputs", count: int, outliers
     return {
         "inputs": f"{count:,} {given.kind}{shape}; {found['tuned'] + found['calibrated']:,} held out",
         "classes": f"{len(classifier.classes_)}: {listed(classifier.classes_.tolist())}",
-        "outliers": shown + ", made up" * (outliers is None and classifier.likelihood_.outside is not None),
+        "outliers": shown + ", synthetic" * (outliers is None and classifier.likelihood_.outside is not None),
         "accuracy": f"{100 * found['accuracy']:.1f} % of those held out",
-        "kept": f"{100 * found['kept']:.1f} % of the {found['tuned']:,} that the threshold was not chosen by",
+        "accepted": f"{100 * found['coverage']:.1f} % of the {found['tuned']:,} that the threshold was not chosen by",
         "abstained": abstained,
         "training": f"{found['method']}, {found['epochs']} epochs, {found['seconds']:.0f} s",
     }

@@ -41,7 +41,7 @@ class MeanField(nn.Module):
 
 
 class MeanFieldHead(MeanField):
-    """An linear head that samples its weights anew each time: (B, D) to (samples, B, C)."""
+    """A linear head that samples its weights anew each time: (B, D) to (samples, B, C)."""
 
     def __init__(self, head: nn.Module, log_variance: float, samples: int) -> None:
         super().__init__(head, log_variance)

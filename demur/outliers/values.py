@@ -12,15 +12,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from demur.names import choose_or_import
+from demur.names import OLD_NAMES, choose_or_import, current
 from demur.outliers.noise import Mixed
 from demur.outliers.spectrum import Matched, matched, mean_power
 from demur.outliers.synthetic import SYNTHETIC
 from demur.training_data import Fixed, OutlierSource
 
 AND = "+"
-MATCHED = "spectrum_matched"  # as it is stored; people may also write spectrum_matched
-MATCHED_NAMES = (MATCHED, "spectrum_matched")
+MATCHED = "spectrum_matched"
 
 
 @dataclass(frozen=True)
@@ -112,14 +111,19 @@ def parse(name: str) -> Shown:
 
 
 def _leaf(name: str) -> Leaf:
-    if name in MATCHED_NAMES:
+    if current(name) == MATCHED:
         return SpectrumMatched(Given())
     if ":" in name or any(name in makes for makes in SYNTHETIC.values()):
         return Synthetic(name)
-    for suffix in MATCHED_NAMES:
+    for suffix in (MATCHED, *(old for old, new in OLD_NAMES.items() if new == MATCHED)):
         if name.endswith(f"_{suffix}"):
             return SpectrumMatched(Natural(name.removesuffix(f"_{suffix}")))
     return Natural(name)
+
+
+def current_name(name: str | None) -> str | None:
+    """The name of today for outliers that an older table or record may name otherwise."""
+    return name and str(parse(name))
 
 
 def sets_of(name: str | None) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ from demur.report.figures import (
     INSIDE,
     OUTSIDE,
     Drawing,
+    acceptance,
     bars_by_confidence,
     frame_of_roc,
-    kept,
     one_column_wide,
     panels,
 )
@@ -34,7 +34,7 @@ def write_evaluation(evaluation: Evaluation, out: Path) -> None:
     (out / "figures").mkdir(parents=True, exist_ok=True)
     (out / "figures.csv").write_text(as_csv(evaluation), "utf-8")
     by_class: list[Sequence[str]] = [
-        (name, f"{of['count']:,}", per_cent(of["accuracy"]), per_cent(of["kept"]))
+        (name, f"{of['count']:,}", per_cent(of["accuracy"]), per_cent(of["accepted"]))
         for name, of in evaluation.by_class.items()
     ]
     limit = evaluation.decision
@@ -44,7 +44,7 @@ def write_evaluation(evaluation: Evaluation, out: Path) -> None:
         above=" to ".join(f"{value:.4g}" for value in sorted({min(limit.accept), max(limit.accept)})),
         coverage=per_cent(limit.coverage),
         warning=shortfall(evaluation),
-        tables=tables(evaluation) | {"Classes, per cent": (("class", "inputs", "accuracy", "kept"), by_class)},
+        tables=tables(evaluation) | {"Classes, per cent": (("class", "inputs", "accuracy", "accepted"), by_class)},
         figures=saved(draw(evaluation), out / "figures"),
     )
     (out / "index.html").write_text(page, "utf-8")
@@ -55,14 +55,14 @@ def tables(evaluation: Evaluation) -> dict[str, Lines]:
     metrics = {METRICS[name]: value for name, value in evaluation.metrics.items()}
     head = [f"{metric.title} (%)" if metric.percent else metric.title for metric in metrics]
     shown = [per_cent(value) if metric.percent else f"{value:.3f}" for metric, value in metrics.items()]
-    of_kept = evaluation.accuracy_of_accepted
+    of_accepted = evaluation.accuracy_of_accepted
     made: dict[str, Lines] = {
         "Inliers": (
-            ("inputs", *head, "accuracy of what is kept (%)"),
-            [(f"{len(evaluation.y):,}", *shown, "-" if np.isnan(of_kept) else per_cent(of_kept))],
+            ("inputs", *head, "accuracy of accepted (%)"),
+            [(f"{len(evaluation.y):,}", *shown, "-" if np.isnan(of_accepted) else per_cent(of_accepted))],
         ),
         "Decisions, per cent": (
-            ("set", "inputs", "kept", "unsure", "unknown"),
+            ("set", "inputs", "accepted", "unsure", "unknown"),
             [
                 (name, f"{len(prediction):,}", *map(per_cent, evaluation.decisions[name].values()))
                 for name, prediction in {INLIERS: evaluation.inside, **evaluation.ood}.items()
@@ -91,11 +91,11 @@ def draw(evaluation: Evaluation) -> Iterator[Drawing]:
     if evaluation.ood:
         score = evaluation.decision.score
         caption = (
-            f"Outliers by their rank among the inliers, under the score that is refused by, {score}; inliers would "
-            "lie flat, at the blue line, and refused is what lies right of the black one"
+            f"Outliers by their rank among the inliers, under the score of the decision, {score}; inliers would "
+            "lie flat, at the blue line, and the model abstains right of the black one"
         )
         yield Drawing("scores", caption, draw_scores(evaluation))
-        yield Drawing("roc", "Inliers kept against outliers kept, as the threshold moves", draw_roc(evaluation))
+        yield Drawing("roc", "Inliers accepted against outliers accepted, as the threshold moves", draw_roc(evaluation))
 
 
 def draw_reliability(evaluation: Evaluation) -> Figure:
@@ -108,7 +108,7 @@ def draw_reliability(evaluation: Evaluation) -> Figure:
 
 
 def draw_scores(evaluation: Evaluation) -> Figure:
-    """Where outliers rank among the inliers by the score that is refused by, a panel a set; inliers would lie flat."""
+    """Where outliers rank among the inliers by the score of the decision, a panel a set; inliers would lie flat."""
     score = evaluation.decision.score
     inside = np.sort(score_of(evaluation.inside, score))
 
@@ -132,14 +132,14 @@ def draw_scores(evaluation: Evaluation) -> Figure:
 
 
 def draw_roc(evaluation: Evaluation) -> Figure:
-    """Inliers kept against outliers kept, a panel a set of outliers, a line a score."""
+    """Inliers accepted against outliers accepted, a panel a set of outliers, a line a score."""
     with one_column_wide(height=0.6 + 1.45 * -(-len(evaluation.ood) // 2)) as figure:
         axes = panels(figure, len(evaluation.ood), columns=min(2, len(evaluation.ood)))
         for axis, (name, prediction) in zip(axes, evaluation.ood.items(), strict=True):
             for score, inside, outside in evaluation.scored(prediction):
-                axis.plot(*kept(-inside, -outside), color=SCORES[score].colour, label=score)
+                axis.plot(*acceptance(-inside, -outside), color=SCORES[score].colour, label=score)
             frame_of_roc(axis, name)
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, handlelength=1)
-        figure.supxlabel("outliers kept (%)")
-        figure.supylabel("inliers kept (%)")
+        figure.supxlabel("outliers accepted (%)")
+        figure.supylabel("inliers accepted (%)")
     return figure

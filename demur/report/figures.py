@@ -80,7 +80,7 @@ def bars_by_confidence(axis: Axes, sure: Array, hit: NDArray[np.bool_]) -> None:
     axis.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
 
 
-def kept(inside: Array, outside: Array) -> tuple[Array, Array]:
+def acceptance(inside: Array, outside: Array) -> tuple[Array, Array]:
     """Per cent of out- and inliers at or above a threshold, at 200 thresholds from all to none."""
     sides = [np.sort(side) for side in (outside, inside)]
     thresholds = np.unique(np.concatenate([np.quantile(side, np.linspace(0, 1, 101)) for side in sides]))
@@ -232,7 +232,7 @@ def draw_roc(results: Sequence[Result]) -> Figure:
         for axis, name in zip(panels(figure, len(names), columns=2), names, strict=True):
             for one in results:
                 if name in one.ood:
-                    axis.add_line(_line(one.cell.method, *kept(confidence(one.test), confidence(one.ood[name]))))
+                    axis.add_line(_line(one.cell.method, *acceptance(confidence(one.test), confidence(one.ood[name]))))
             frame_of_roc(axis, name.replace("_", " "))
         marks = [_line(result.cell.method) for result in results]
         figure.legend(handles=marks, loc="outside upper center", ncols=4, handlelength=2.2, columnspacing=1)

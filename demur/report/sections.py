@@ -102,8 +102,8 @@ def agreement(cells: Sequence[Measured]) -> Section | None:
                     f"In per cent: measured; below, printed and difference. {HALF}",
                     f"Values within limits: {counted}",
                     *[
-                        "Spectrum-matched outliers (…_spectrum_matched) are as sharp as the inliers, which the usual ones are "
-                        "not; such rows are not counted"
+                        "Spectrum-matched outliers are as sharp as the inliers, which the usual ones are not; such "
+                        "rows are not counted"
                     ]
                     * ("sharp" in marks),
                     *by_set,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from demur.files import replacing
+from demur.outliers.values import current_name
 from demur.study.grid import WORD, Cell, can_be_further
 
 RECORD = "cell.json"
@@ -163,7 +164,8 @@ def cell_from(stored: Any) -> Cell:
     for name, value in stored.items():
         if name in OF_A_CELL and not isinstance(value, OF_A_CELL[name]):
             raise ValueError(f"a cell's {name} is {value!r}")
-    cell = Cell(**{**stored, "further": split_further(stored.get("further"))})
+    outliers = current_name(stored.get("outliers"))
+    cell = Cell(**{**stored, "outliers": outliers, "further": split_further(stored.get("further"))})
     for name, pattern in (("task", WORD), ("method", METHOD), ("convention", WORD)):
         if not pattern.fullmatch(getattr(cell, name)):
             raise ValueError(f"a cell's {name} is {getattr(cell, name)!r}")

@@ -20,6 +20,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from demur.measures import Measures, measures_with
+from demur.outliers.values import current_name
 from demur.study.grid import Cell
 from demur.study.measuring import TEST, Value, Values
 from demur.study.records import KINDS, RECORD, DamagedCell, Record, join_further, leave_out, record_from
@@ -117,6 +118,7 @@ def read_tables(folder: Path) -> list[Measured]:
     """What results.csv and cells.csv say."""
     path = folder / RESULTS
     results = _read(path)
+    results["outliers"] = results["outliers"].map({name: current_name(name) for name in results["outliers"].unique()})
     texts = results[["value", "low", "high"]]
     numbers = texts.apply(pd.to_numeric, errors="coerce")
     for number in results.index[(numbers.isna() & ~texts.isin(["nan", ""])).any(axis=1) | (texts["value"] == "")]:

@@ -68,8 +68,8 @@ def image_task(
     """A labelled set of the store as a task.
 
     `outliers` are `smooth`, `patches` and `halves` (made from the training images), `uniform`, any images of the
-    store that have a split `train`, these made as sharp as the inliers, `a_spectrum_matched`, or a mix, `a+b`; by default
-    imagenet32, or tiny_imagenet32 where the store has only that. `exclude_overlap` leaves out those of their
+    store that have a split `train`, these made as sharp as the inliers, `a_spectrum_matched`, or a mix, `a+b`; by
+    default imagenet32, or tiny_imagenet32 where the store has only that. `exclude_overlap` leaves out those of their
     classes that are also the task's. `limit` keeps that many training images. Validation images, 2,000 or a tenth,
     are held out of `train`, or of `test` as the paper's were.
     """

@@ -1,7 +1,7 @@
 """Sentences as numbers: `sst` and `trec`, one pipeline for every set inside and outside.
 
 A set must not be known by its typography: one source keeps upper case, another strips punctuation, a third writes
-`&apos;t` for what a fourth writes `n't`. So every text becomes normalised words, the words become numbers by the training
+`&apos;t` for what a fourth writes `n't`. So every text becomes normalised words, which become numbers by the training
 set's vocabulary, and the numbers stand at the right end of WIDTH places, after padding.
 """
 
