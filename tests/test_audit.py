@@ -64,7 +64,7 @@ def test_all_planted_duplicates_are_found_and_no_others(images: dict[str, Tensor
     assert found["cifar100"].exact == tuple(range(500))
 
 
-def test_levelled_copies_are_found_in_what_they_were(images: dict[str, Tensor]) -> None:
+def test_matched_copies_are_found_in_what_they_were(images: dict[str, Tensor]) -> None:
     inside, outside = images["cifar10"][:500], images["cifar100"][:500]
     shown = torch.cat([outside, inside[:50]])
     y = torch.zeros(len(inside), dtype=torch.long)

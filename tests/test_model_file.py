@@ -377,7 +377,7 @@ def network(name: str, **arguments) -> Callable[[dict], None]:
         (lambda saved: saved["classes"].update(dtype="V1000000000"), "dtype .V"),
         (lambda saved: saved["decision"].update(accept=[0.1, 0.2, 0.3]), "as many|3 limits"),
         (lambda saved: saved["decision"].update(accept=[float("inf")], unknown=[None]), "accept is not what"),
-        (lambda saved: saved["decision"].update(coverage="0.95"), "keep is not what"),
+        (lambda saved: saved["decision"].update(coverage="0.95"), "coverage is not what"),
     ],
 )
 def test_what_a_file_may_ask_for_is_bounded(folder, change, why):

@@ -40,7 +40,7 @@ def test_the_power_of_a_frequency_is_scipys() -> None:
 
 
 @pytest.mark.parametrize(("inside", "outside"), [(2.0, 0.7), (0.7, 2.0)])
-def test_levelled_outliers_have_the_inliers_power_and_their_own_brightness(inside: float, outside: float) -> None:
+def test_matched_outliers_have_the_inliers_power_and_their_own_brightness(inside: float, outside: float) -> None:
     power, sharp = mean_power(grey_blurs(300, inside)), grey_blurs(200, outside)
     source = Matched(Fixed(sharp), power)
     made = source.epoch(generator())
@@ -70,8 +70,8 @@ def grey_noise(count: int, seed: int, sigma: float) -> Tensor:
     return torch.from_numpy(128 + 30 * noise / noise.std()).round().clamp(0, 255).to(torch.uint8)
 
 
-@pytest.mark.parametrize("spectrum_matched", [False, True])
-def test_outliers_that_differ_in_sharpness_alone_are_told_by_it_until_they_are_spectrum_matched(
+@pytest.mark.parametrize("matched", [False, True])
+def test_outliers_that_differ_in_sharpness_alone_are_told_by_it_until_they_are_matched(
     matched: bool, tmp_path: Path
 ) -> None:
     soft, softer, sharp, sharper = (

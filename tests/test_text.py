@@ -45,7 +45,7 @@ def store(tmp_path: Path) -> Store:
         ("... -- ?", ""),
     ],
 )
-def test_levelled_words(text: str, words: str) -> None:
+def test_normalised_words(text: str, words: str) -> None:
     assert normalised(text) == words.split()
 
 
