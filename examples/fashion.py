@@ -30,11 +30,11 @@ def main(data: Path, count: int = 6000, epochs: int = 12, tested: int = 2000) ->
     answers = model.predict_all(x_test)
     figures = {
         "accuracy": float((answers.label == y_test.numpy()).mean()),
-        "kept": 1 - float(np.isin(answers.decision, ["unsure", "unknown"]).mean()),
+        "accepted": 1 - float(np.isin(answers.decision, ["unsure", "unknown"]).mean()),
     }
     for name in ("kmnist", "emnist_letters"):
         unseen, _ = store.images(name, "test")
-        figures[f"{name} refused"] = float(np.isin(model.decide(unseen[:tested]), ["unsure", "unknown"]).mean())
+        figures[f"{name} abstained"] = float(np.isin(model.decide(unseen[:tested]), ["unsure", "unknown"]).mean())
     return figures
 
 

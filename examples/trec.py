@@ -24,11 +24,11 @@ def main(data: Path, epochs: int | None = None, tested: int = 2000) -> dict[str,
     answers = model.predict_all(x_test)
     figures = {
         "accuracy": float((answers.label == y_test.numpy()).mean()),
-        "kept": 1 - float(np.isin(answers.decision, ["unsure", "unknown"]).mean()),
+        "accepted": 1 - float(np.isin(answers.decision, ["unsure", "unknown"]).mean()),
     }
     for name in ("sst", "snli"):
         unseen, _ = store.texts(name, "test")
-        figures[f"{name} refused"] = float(np.isin(model.decide(unseen[:tested]), ["unsure", "unknown"]).mean())
+        figures[f"{name} abstained"] = float(np.isin(model.decide(unseen[:tested]), ["unsure", "unknown"]).mean())
     return figures
 
 

@@ -15,15 +15,15 @@ def main() -> dict[str, float]:
     known, unseen = y < 2, x[y == 2]
     x, y = x[known], y[known]
 
-    figures: dict[str, list[float]] = {"accuracy": [], "without outliers": [], "kept": [], "unseen refused": []}
+    figures: dict[str, list[float]] = {"accuracy": [], "without outliers": [], "accepted": [], "unseen abstained": []}
     for fold, (train, test) in enumerate(StratifiedKFold(5, shuffle=True, random_state=0).split(x, y)):
         model = demur.Classifier("la+nc", random_state=fold).fit(x[train], y[train])
         plain = demur.Classifier("la", random_state=fold).fit(x[train], y[train])
-        refused, wrongly = (np.isin(model.decide(each), ["unsure", "unknown"]).mean() for each in (unseen, x[test]))
+        abstained, wrongly = (np.isin(model.decide(each), ["unsure", "unknown"]).mean() for each in (unseen, x[test]))
         figures["accuracy"].append(model.score(x[test], y[test]))
         figures["without outliers"].append(plain.score(x[test], y[test]))
-        figures["kept"].append(1 - wrongly)
-        figures["unseen refused"].append(refused)
+        figures["accepted"].append(1 - wrongly)
+        figures["unseen abstained"].append(abstained)
     return {name: float(np.mean(values)) for name, values in figures.items()}
 
 

@@ -192,8 +192,8 @@ def evaluated_rightly(trial: Trial) -> bool:
     label = model.predict(read.x).astype(str)
     if of_outliers:
         outside = model.decide(whole_read(trial.given).x)
-        kept = next(value for (of, _, name), value in found.items() if of != "inliers" and name == "kept")
-        if not np.isclose(kept, np.mean(~np.isin(outside, ["unsure", "unknown"])), atol=1e-9):
+        accepted = next(value for (of, _, name), value in found.items() if of != "inliers" and name == "accepted")
+        if not np.isclose(accepted, np.mean(~np.isin(outside, ["unsure", "unknown"])), atol=1e-9):
             return False
     return bool(np.isclose(found["inliers", "", "accuracy"], np.mean(label == np.array(read.y)), atol=1e-9))
 

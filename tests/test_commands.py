@@ -103,8 +103,8 @@ def test_fit_predict_evaluate(tmp_path, kind):
         (row["set"], row["score"], row["metric"]): float(row["value"]) for row in read_csv(report / "figures.csv")
     }
     assert figures["inliers", "", "accuracy"] == pytest.approx(np.mean(right))
-    assert figures["shown", "", "kept"] < 0.1
-    assert sum(figures["other", "", name] for name in ("kept", "unsure", "unknown")) == pytest.approx(1)
+    assert figures["shown", "", "accepted"] < 0.1
+    assert sum(figures["other", "", name] for name in ("accepted", "unsure", "unknown")) == pytest.approx(1)
     assert figures["shown", "none_share", "auroc"] > 0.9
     assert next(score for name, score, _ in figures if score) == "none_share"  # what is refused by comes first
     page = (report / "index.html").read_text("utf-8")
@@ -346,7 +346,7 @@ def test_fit_that_was_stopped_says_that_nothing_was_kept(rows_model, tmp_path, s
         (["predict", "nothing", "test.csv"], "nothing does not exist"),
         (["predict", "test.csv", "test.csv"], "is not a model saved by demur"),
         (["predict", "model", "less.csv"], "has no column 'c'; its columns are a, b"),
-        (["predict", "model", "texts.txt"], "holds texts, the model is for rows"),
+        (["predict", "model", "texts.txt"], "holds texts, the model is for tables"),
         (["predict", "model", "test.csv", "-o", "."], "cannot be written to"),
         (
             ["evaluate", "model", "shown.csv", "--label", "kind"],

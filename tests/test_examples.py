@@ -30,6 +30,6 @@ def test_the_examples_of_data_sets(name, small, data_root, tmp_path):
     for folder in data_root.iterdir():
         (store / folder.name).symlink_to(folder)
     figures = runpy.run_path(str(ROOT / "examples" / f"{name}.py"))["main"](store, epochs=1, tested=50, **small)
-    assert {"accuracy", "kept"} < set(figures)
+    assert {"accuracy", "accepted"} < set(figures)
     assert all(0 <= value <= 1 for value in figures.values())
     assert (tmp_path / f"{name}.demur").is_file()

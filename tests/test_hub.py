@@ -276,8 +276,8 @@ def test_what_the_hub_does_not_have(server: FakeHub, kmnist: np.ndarray, tmp_pat
         hub.get(Store(tmp_path), "kmnist", ["tset"], endpoint=server.url)
     with pytest.raises(ValueError, match=r"ylecun/mnist could not be found on the hub \(.*404"):
         hub.get(Store(tmp_path), "mnist", endpoint=server.url)
-    server.files = {"kmnist/test-00000-of-00001.parquet": parquet({"image": ["x"]})}
-    with pytest.raises(ValueError, match="has no column 'image' any more but image"):
+    server.files = {"kmnist/test-00000-of-00001.parquet": parquet({"picture": ["x"]})}
+    with pytest.raises(ValueError, match="has no column 'image' any more but picture"):
         hub.get(Store(tmp_path), "kmnist", endpoint=server.url)
     server.files = {"README.md": b""}
     with pytest.raises(ValueError, match=r"has no file kmnist/test-\*\.parquet any more"):

@@ -148,7 +148,7 @@ def test_outliers_are_a_path_a_data_set_or_a_name(tmp_path, data_root):
         match=re.escape("unknown path, synthetic outliers or data set of texts 'wikitext3'; did you mean 'wikitext2'"),
     ):
         read_outliers("wikitext3", texts, inliers, lambda: store)
-    with pytest.raises(ValueError, match="holds texts, the training data rows"):
+    with pytest.raises(ValueError, match="holds texts, the training data tables"):
         read_outliers(str(tmp_path / "in.txt"), rows, [], lambda: store)
 
 

@@ -435,8 +435,8 @@ def nested(header: dict, tensors: dict) -> None:
         (lambda h, t: t.update({"mean/head.bias": torch.ones(3, dtype=torch.int64)}), "dtype I64"),
         (lambda h, t: t.update({"mean/head.bias": torch.ones(4)}), "head.bias"),
         (lambda h, t: t.update({"elsewhere": torch.ones(4)}), "elsewhere belongs to no network"),
-        (lambda h, t: h.update(tuning={"chosen": "1", "tables": [], "at_map": [0, 0]}), "tuning has something else"),
-        (lambda h, t: h.update(tuning={"chosen": 1, "tables": [[1]], "at_map": [0, 0]}), "tuning is no table"),
+        (lambda h, t: h.update(tuning={"chosen": "1", "rows": [], "at_map": [0, 0]}), "tuning has something else"),
+        (lambda h, t: h.update(tuning={"chosen": 1, "rows": [[1]], "at_map": [0, 0]}), "tuning is no table"),
     ],
 )
 def test_crafted_posteriors_are_refused(folder, change, why):

@@ -205,7 +205,7 @@ def test_whatever_is_fitted_answers_the_same_when_it_is_read(
     method: str, classes: np.ndarray, name: str, coverage: float, by_class: bool, x: np.ndarray
 ):
     y = classes[np.arange(40) % len(classes)]
-    model = fitted(method, y, x, keep=coverage, by_class=by_class)
+    model = fitted(method, y, x, coverage=coverage, by_class=by_class)
     with new_file(name) as path:
         model.save(path)
         read = demur.load_model(path, device="cpu")
