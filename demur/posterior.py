@@ -12,7 +12,7 @@ Any number of threads can use one posterior: a sampled network is a copy around 
 
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Protocol
 
@@ -43,20 +43,10 @@ class Borrowed:
 
     def put(self, values: Mapping[str, Tensor]) -> nn.Module:
         for name, value in values.items():
+            parameter = value if isinstance(value, nn.Parameter) else nn.Parameter(value, requires_grad=False)
             for module, attribute in self.places[name]:
-                setattr(module, attribute, nn.Parameter(value, requires_grad=False))
+                setattr(module, attribute, parameter)
         return self.network
-
-
-def untouched(network: nn.Module) -> nn.Module:
-    """A copy around the same parameters, for a pass may change buffers or count itself; the network if there is none.
-
-    What cannot be copied, with a lock in it or a closure around it, can only be used as it is.
-    """
-    try:
-        return Borrowed(network).network
-    except (TypeError, RuntimeError, AttributeError):
-        return network
 
 
 class Posterior(Protocol):
@@ -90,10 +80,10 @@ class Point:
         return x
 
     def networks(self) -> Iterator[Callable[[Tensor], Tensor]]:
-        yield untouched(self.network)
+        yield self.network
 
     def logits(self, x: Tensor, sample: int = 0) -> Tensor:
-        return untouched(self.network)(x)
+        return self.network(x)
 
 
 @dataclass(frozen=True)
@@ -149,6 +139,7 @@ class Gaussian:
     seed: int = 0
     over_head: bool = False
     tuning: Tuning | None = None  # how its prior was chosen, where it was
+    kept: tuple[dict[str, Tensor], ...] = field(default=(), repr=False)  # the first samples, see keep_samples
 
     def __post_init__(self) -> None:
         check_settings(self.num_samples, self.seed, self.over_head)
@@ -168,8 +159,7 @@ class Gaussian:
     def trunk(self, x: Tensor) -> Tensor:
         if not self.over_head:
             return x
-        network = untouched(self.network)
-        return network.features(x).to(network.get_parameter("head.weight").dtype)  # type: ignore[operator]
+        return self.network.features(x).to(self.network.get_parameter("head.weight").dtype)  # type: ignore[operator]
 
     def network_at(self, sample: int) -> nn.Module:
         """The sample-th network, or its head where the samples share their trunk; the caller's own."""
@@ -202,6 +192,8 @@ class Gaussian:
 
     def parameters_at(self, sample: int) -> dict[str, Tensor]:
         """The sample-th parameters; the same every time and on every device."""
+        if sample < len(self.kept):
+            return self.kept[sample]
         # in the network's order, whatever the mapping's
         means = {name: mean for name, mean in self.network.named_parameters() if name in self.variance}
         shapes, device = tuple(mean.shape for mean in means.values()), next(iter(means.values())).device
@@ -249,3 +241,31 @@ class Mixture:
                 return part.logits(x, sample)
             sample -= part.num_samples
         raise ValueError(f"sample {sample + self.num_samples} is too large; this posterior has {self.num_samples}")
+
+
+def keep_samples(posterior: Posterior, budget: int) -> Posterior:
+    """The same posterior, bit for bit, with as many samples in memory as `budget` bytes hold, not drawn for every call.
+
+    Any number of threads can still use it: a pass through a network writes none of its weights.
+    """
+    if isinstance(posterior, Mixture):
+        parts: list[Posterior] = []
+        for part in posterior.parts:
+            parts.append(keep_samples(part, budget))
+            budget -= kept_bytes(parts[-1])
+        return replace(posterior, parts=tuple(parts))
+    if not isinstance(posterior, Gaussian):
+        return posterior
+    each = sum(value.numel() * value.element_size() for value in posterior.variance.values())
+    count = min(posterior.num_samples, budget // each)
+    fresh = replace(posterior, kept=())
+    kept = (fresh.parameters_at(sample).items() for sample in range(count))
+    return replace(
+        posterior, kept=tuple({name: nn.Parameter(value, requires_grad=False) for name, value in each} for each in kept)
+    )
+
+
+def kept_bytes(posterior: Posterior) -> int:
+    """What `keep_samples` has taken."""
+    kept = [sample for _, part in posterior.components() for sample in getattr(part, "kept", ())]
+    return sum(value.numel() * value.element_size() for sample in kept for value in sample.values())

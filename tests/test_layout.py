@@ -17,7 +17,7 @@ LEVELS = (
     ("methods", "tasks"),
     ("audit",),
     ("classifier", "study"),
-    ("paper",),
+    ("paper", "serving"),
     ("report",),
     ("cli",),
     ("__main__",),

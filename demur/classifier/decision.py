@@ -105,6 +105,12 @@ class Decision:
         answers[self.calls_unknown(prediction)] = UNKNOWN
         return answers
 
+    def thresholds(self, prediction: Prediction) -> tuple[Array, Array]:
+        """For each input the score up to which it is accepted, and the one from where on it is unknown."""
+        unknown = [math.inf if limit is None else limit for limit in self.unknown]
+        each = np.zeros(len(prediction))
+        return each + self._limits(self.accept, prediction), each + self._limits(unknown, prediction)
+
     def _limits(self, limits: Sequence[float], prediction: Prediction) -> Array:
         every = np.asarray(limits, dtype=np.float64)
         return every[class_probs(prediction).argmax(1)] if len(every) > 1 else every

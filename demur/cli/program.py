@@ -9,7 +9,7 @@ from typing import Annotated, cast
 import typer
 
 import demur
-from demur.cli import data, models, studies
+from demur.cli import data, models, serving, studies
 
 app = typer.Typer(
     help="Classifiers that know when they do not know: Bayesian neural networks that have been shown outliers.",
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 app.add_typer(studies.app)
 app.add_typer(models.app)
+app.add_typer(serving.app)
 app.add_typer(data.app, name="data")
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -108,21 +109,26 @@ def usual_shape(files: Sequence[Path]) -> Shape:
 
 def read_image(file: Path, shape: Shape) -> np.ndarray:
     """Pixels (channels, height, width), the right way up, on white where the image is transparent."""
-    channels, height, width = shape
     with opened(file) as image:
-        upright = flattened(ImageOps.exif_transpose(image), "L" if channels == 1 else "RGB")
-        pixels = np.asarray(upright.resize((width, height), Image.Resampling.BILINEAR))
+        return pixels_of(image, shape)
+
+
+def pixels_of(image: Image.Image, shape: Shape) -> np.ndarray:
+    channels, height, width = shape
+    upright = flattened(ImageOps.exif_transpose(image), "L" if channels == 1 else "RGB")
+    pixels = np.asarray(upright.resize((width, height), Image.Resampling.BILINEAR))
     return pixels.reshape(height, width, channels).transpose(2, 0, 1)
 
 
 @contextmanager
-def opened(file: Path) -> Iterator[Image.Image]:
+def opened(file: Path | BinaryIO, name: str | None = None) -> Iterator[Image.Image]:
     """An image of a colour space that can be read; its damage, whenever it is found, is told in one sentence."""
+    called = Path(name or str(file))
     try:
-        with reading(file, "an image"), Image.open(file, formats=FORMATS) as image:
+        with reading(called, "an image"), Image.open(file, formats=FORMATS) as image:
             if image.mode not in GREY + COLOUR or is_deep(image):
                 depth = "16-bit " * is_deep(image)
                 raise ValueError(f"its pixels are {depth}{image.mode}, not 8-bit grey or RGB; convert it")
             yield image
     except (SyntaxError, struct.error, Image.DecompressionBombError) as error:
-        raise ValueError(f"{file} cannot be read as an image ({error}); replace it") from error
+        raise ValueError(f"{called} cannot be read as an image ({error}); replace it") from error

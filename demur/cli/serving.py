@@ -1,0 +1,165 @@
+"""Commands for a model in use: serve, monitor, calibrate."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from demur.cli.models import LabelColumn, ModelPath
+from demur.cli.outputs import check_file
+from demur.cli.progress import counting
+from demur.cli.shared import DeviceName, device_named
+
+if TYPE_CHECKING:
+    from demur.serving.monitor import Report
+
+app = typer.Typer()
+
+Level = Annotated[float, typer.Option(help="Probability of a false alarm, at most.")]
+EXTRA = "pip install 'demur[serve]'"
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+@app.command()
+def serve(
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL...", help="What `demur fit` wrote: PATH, or NAME=PATH to name it.")
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all, with --token-file.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    token_file: Annotated[Path | None, typer.Option(help="Its first line is asked of every client.")] = None,
+    keep_inputs: Annotated[
+        Path | None, typer.Option(help="Folder for the last 1,000 inputs that were abstained on; else none is kept.")
+    ] = None,
+    level: Level = 0.01,
+    memory: Annotated[int, typer.Option(min=0, help="MiB of a model's samples to keep, not to draw anew.")] = 512,
+    threads: Annotated[int, typer.Option(min=1, help="For each batch; more help large networks only.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Inputs that are answered together, at most.")] = 64,
+    queue: Annotated[int, typer.Option(min=1, help="Inputs that wait, at most; beyond, requests get 503.")] = 512,
+    max_body: Annotated[int, typer.Option(min=1, help="MiB of a request.")] = 8,
+    max_inputs: Annotated[int, typer.Option(min=1, help="Inputs of a request.")] = 256,
+    device: DeviceName = "auto",
+) -> None:
+    """Answer over HTTP: a page at /, plain JSON at /v1/predict, Open Inference Protocol at /v2, /metrics, /docs.
+
+    Models are loaded anew when their files change, or on SIGHUP. Ctrl-C finishes what was accepted.
+    """
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import python_multipart  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ValueError(f"serving needs {error.name}, which is not installed; {EXTRA}") from None
+    import torch
+
+    from demur.serving.app import Settings, create_app
+    from demur.serving.batching import Batching
+    from demur.serving.guard import JsonLines
+    from demur.serving.hosted import Hosting, named_models
+    from demur.serving.limits import Limits
+    from demur.serving.running import bound, run
+
+    torch.set_num_threads(threads)
+    token = None if token_file is None else _token(token_file)
+    settings = Settings(
+        Hosting(device_named(device), memory * 2**20, Batching(most=batch, room=queue), level),
+        Limits(body=max_body * 2**20, inputs=max_inputs),
+        token,
+        keep_inputs,
+    )
+    named = named_models(models)
+    with bound(host, port) as listening:
+        web, server = create_app(named, settings)
+        if token is None and host not in LOCAL:
+            print(f"demur: note: whoever reaches {host} can ask; --token-file keeps others out", file=sys.stderr)
+        _log_lines(JsonLines())
+        at = f"[{host}]" if ":" in host else host
+        print(f"serving {', '.join(named)} at http://{at}:{listening.getsockname()[1]}", flush=True)
+        run(web, server, listening)
+
+
+def _log_lines(form: logging.Formatter) -> None:
+    lines = logging.StreamHandler()
+    lines.setFormatter(form)
+    for name in ("demur.serving", "uvicorn"):
+        logging.getLogger(name).handlers = [lines]
+        logging.getLogger(name).propagate = False
+    logging.getLogger("demur.serving").setLevel(logging.INFO)
+
+
+def _token(file: Path) -> str:
+    try:
+        first = file.read_text("utf-8").partition("\n")[0].strip()
+    except UnicodeDecodeError:
+        first = ""
+    if len(first) < 8 or not first.isascii():
+        raise ValueError(f"{file} has no token of 8 or more letters and digits in its first line; write one")
+    return first
+
+
+@app.command()
+def monitor(
+    model: ModelPath,
+    answers: Annotated[
+        Path, typer.Argument(metavar="ANSWERS", help="What `demur predict` wrote, in order of arrival.")
+    ],
+    level: Level = 0.01,
+) -> None:
+    """Say whether what was answered is still like what the threshold was calibrated with; exit code 1 if it is not.
+
+    The test may be repeated whenever there are more answers: false alarms stay below the level, however often.
+    """
+    from demur.classifier import Classifier
+    from demur.serving.answered import read_answers
+    from demur.serving.monitor import Monitor
+
+    watched = Monitor.of(Classifier.load(model, device="cpu"), level)
+    with counting(answers.name) as count:
+        for scores, abstained, labels in read_answers(answers):
+            watched.observe(scores, abstained, labels)
+            count(len(scores))
+    report = watched.report()
+    print("\n".join(f"{name:<9} {said}" for name, said in _said_of(report).items()))
+    if report.alarm is not None:
+        raise typer.Exit(1)
+
+
+def _said_of(report: "Report") -> dict[str, str]:
+    against = "scores and abstentions" if report.by_score else "abstentions"
+    return {
+        "verdict": report.said,
+        "evidence": f"{report.evidence:.3g}; an alarm is {1 / report.level:g}, at level {report.level:g}",
+        "against": f"{report.calibrated_with:,} inliers of calibration, by {against}",
+    }
+
+
+@app.command()
+def calibrate(
+    model: ModelPath,
+    inputs: Annotated[Path, typer.Argument(metavar="DATA", help="Fresh inliers, as for fit, labels not needed.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The new model; the old one stays as it is.")],
+    coverage: Annotated[float | None, typer.Option(help="Fraction of inliers to accept; else the model's.")] = None,
+    label: LabelColumn = None,
+    device: DeviceName = "auto",
+) -> None:
+    """Set the threshold anew by inliers that the model has not seen, and say what changes."""
+    from demur.classifier.model_file import check_target
+
+    check_target(out)
+    check_file(out, overwrite=False, reads=[inputs], model=model)
+
+    from demur.classifier import Classifier
+    from demur.cli.models import _open_for
+    from demur.serving.recalibration import recalibrated
+
+    old = Classifier.load(model, device=device_named(device))
+    given = _open_for(old, inputs, labelled=False, label=label)
+    with counting(inputs.name) as count:
+        new, found = recalibrated(old, given, coverage, count)
+    new.save(out)
+    for name, said in found.lines():
+        print(f"{name:<9} {said}")
+    print(f"wrote {out}")

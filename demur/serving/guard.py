@@ -1,0 +1,136 @@
+"""What stands before every request: who may ask, how much, how many at a time and how slowly; and one line of log.
+
+The log names the request, never what was asked.
+"""
+
+import asyncio
+import hmac
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from demur.serving.instruments import Instruments
+from demur.serving.limits import Limits, Refused
+
+log = logging.getLogger(__name__)
+
+OPEN = ("/", "/docs", "/openapi.json", "/v2/health/live", "/v2/health/ready")  # without a token: they tell nothing
+ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+
+
+class Guard:
+    """Around the whole app: reads a request within the limits, or answers for it."""
+
+    def __init__(self, app: ASGIApp, limits: Limits, token: str | None, instruments: Instruments) -> None:
+        self._app, self._limits, self._token, self._instruments = app, limits, token, instruments
+        self._requests, self._bytes = 0, 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 500
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        asked = headers.get("x-request-id", "")
+        scope["state"] = {**scope.get("state", {}), "told": {}, "request": asked if ID.fullmatch(asked) else new_id()}
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", scope["state"]["request"].encode())]
+            await send(message)
+
+        held = 0
+        self._requests += 1
+        try:
+            self._check(scope, headers)
+            body = await self._body(headers, receive)
+            held = len(body)
+            self._bytes += held
+            await self._app(scope, replayed(body, receive), sending)
+        except Refused as refused:
+            await error_response(str(refused), refused.status)(scope, receive, sending)
+        finally:
+            self._requests -= 1
+            self._bytes -= held
+            self._tell(scope, status, time.perf_counter() - began)
+
+    def _check(self, scope: Scope, headers: Mapping[str, str]) -> None:
+        if self._requests > self._limits.requests or self._bytes > self._limits.bodies:
+            raise Refused("the server is busy; try again in 1 s", 503)
+        given = headers.get("authorization", "").removeprefix("Bearer ")
+        allowed = self._token is None or hmac.compare_digest(given.encode(), self._token.encode())
+        if not allowed and scope["path"] not in OPEN:
+            raise Refused("the token is missing or wrong; send the header Authorization: Bearer TOKEN", 401)
+        said = headers.get("content-length", "0")
+        if said.isdecimal() and int(said[:20]) > self._limits.body:
+            raise Refused(f"the request has {said[:20]} bytes, at most {self._limits.body} are read; send fewer", 413)
+
+    async def _body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._limits.seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise Refused("the client has gone", 499)
+                    body += message.get("body", b"")
+                    if len(body) > self._limits.body:
+                        raise Refused(f"the request has more than {self._limits.body} bytes; send fewer", 413)
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            raise Refused(
+                f"the request took more than {self._limits.seconds:g} s to arrive; send it faster", 408
+            ) from None
+
+    def _tell(self, scope: Scope, status: int, seconds: float) -> None:
+        told: dict[str, Any] = scope["state"]["told"]
+        self._instruments.request(told.get("model", ""), status, seconds)
+        fields = {"request": scope["state"]["request"], "method": scope["method"], "path": scope["path"][:200]}
+        log.info("request", extra={"fields": fields | {"status": status, "ms": round(1e3 * seconds, 2)} | told})
+
+
+def new_id() -> str:
+    return secrets.token_hex(8)
+
+
+def error_response(said: str, status: int, retry_after: int = 1) -> JSONResponse:
+    headers = {"retry-after": str(retry_after)} if status == 503 else {}
+    if status in (408, 413):
+        headers["connection"] = "close"  # the rest of the request is not read
+    return JSONResponse({"error": " ".join(said.split())}, status, headers)
+
+
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """The body once, as one message, and then whatever happens on the connection."""
+    given = False
+
+    async def again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+class JsonLines(logging.Formatter):
+    """A record as one JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+        line = {"time": at, "level": record.levelname.lower(), "event": record.getMessage()}
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)

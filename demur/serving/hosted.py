@@ -1,0 +1,127 @@
+"""A model file under a name: loaded, watched, and replaced by what lies there anew, whole or not at all."""
+
+import asyncio
+import hashlib
+import logging
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from demur.classifier import Classifier
+from demur.posterior import keep_samples
+from demur.serving.answers import Answer, answers
+from demur.serving.batching import Batcher, Batching
+from demur.serving.instruments import Instruments
+from demur.serving.monitor import Monitor
+
+log = logging.getLogger(__name__)
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+Signature = tuple[tuple[str, int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class Hosting:
+    """`memory` is how many bytes of a model's samples may be kept, rather than drawn anew for every batch."""
+
+    device: str = "cpu"
+    memory: int = 2**29
+    batching: Batching = field(default_factory=Batching)
+    level: float = 0.01  # of the monitor
+
+
+class Loaded:
+    """What a file held at one moment; requests that began with it end with it."""
+
+    def __init__(self, name: str, path: Path, hosting: Hosting, instruments: Instruments) -> None:
+        self.model = Classifier.load(path, device=hosting.device)
+        self.model.posterior_ = keep_samples(self.model.posterior_, hosting.memory)
+        self.version = version_of(path)
+        self.since = time.time()
+        self.monitor = Monitor.of(self.model, hosting.level)
+        self.batcher: Batcher[Answer] = Batcher(self._answer, hosting.batching)
+        self._name, self._instruments = name, instruments
+
+    def _answer(self, x: Tensor) -> Sequence[Answer]:
+        began = time.perf_counter()
+        with torch.inference_mode():
+            found = answers(self.model, self.model.predicted(x))
+        self.monitor.observe(
+            [answer.outlier_score for answer in found],
+            [answer.abstained for answer in found],
+            [str(answer.label) for answer in found],
+        )
+        self._instruments.batch(self._name, found, time.perf_counter() - began)
+        return found
+
+
+class Hosted:
+    """`now` is what answers. A new file takes its place once loaded; a bad one does not, and `error` says why."""
+
+    def __init__(self, name: str, path: Path, hosting: Hosting, instruments: Instruments) -> None:
+        if not NAME.fullmatch(name):
+            raise ValueError(f"model name {name!r} does not fit into an address; give one as NAME={path}, NAME of a-z")
+        self.name, self.path = name, path
+        self.error: str | None = None
+        self._hosting, self._instruments = hosting, instruments
+        self._seen = signature(path)
+        self.now = Loaded(name, path, hosting, instruments)
+
+    async def reload(self) -> None:
+        """Load what the file holds now; whoever asks meanwhile is answered by the old model."""
+        self._seen = signature(self.path)
+        before = self.now
+        try:
+            self.now = await asyncio.to_thread(Loaded, self.name, self.path, self._hosting, self._instruments)
+        except (ValueError, OSError, MemoryError, RuntimeError) as error:
+            self.error = f"{error}; version {before.version} is still served"
+            self._instruments.reload_failed(self.name)
+            log.error("model kept", extra={"fields": {"model": self.name, "error": self.error}})
+            return
+        self.error = None
+        log.info("model loaded", extra={"fields": {"model": self.name, "version": self.now.version}})
+        await before.batcher.close()
+
+    @property
+    def changed(self) -> bool:
+        """Whether the file is another than the one that was last looked at."""
+        return signature(self.path) not in (self._seen, ())
+
+
+def named_models(models: Sequence[str]) -> dict[str, Path]:
+    """`PATH` or `NAME=PATH`; by default a model is called as its file."""
+    found: dict[str, Path] = {}
+    for given in models:
+        name, divided, path = given.partition("=")
+        if not divided or "/" in name:
+            name, path = Path(given).absolute().name.removesuffix(".demur"), given
+        if name in found:
+            raise ValueError(f"two models are called {name!r}; give one another name, as NAME={path}")
+        found[name] = Path(path)
+    return found
+
+
+def files_of(path: Path) -> list[Path]:
+    return sorted(path.iterdir()) if path.is_dir() else [path]
+
+
+def signature(path: Path) -> Signature:
+    """Changes when the file is replaced or written to; () where there is none."""
+    try:
+        return tuple((file.name, (at := file.stat()).st_mtime_ns, at.st_size, at.st_ino) for file in files_of(path))
+    except OSError:
+        return ()
+
+
+def version_of(path: Path) -> str:
+    """The beginning of a hash of the file."""
+    whole = hashlib.sha256()
+    for file in files_of(path):
+        with file.open("rb") as stream:
+            whole.update(hashlib.file_digest(stream, "sha256").digest())
+    return whole.hexdigest()[:12]

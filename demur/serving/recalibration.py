@@ -1,0 +1,83 @@
+"""A new threshold for an old model, from inliers as they are now; the network stays as it is."""
+
+import copy
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from demur.classifier import Classifier
+from demur.classifier.decision import Decision, calibrated
+from demur.classifier.readers import Inputs
+from demur.metrics import Prediction
+from demur.serving.monitor import rate_interval
+
+LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Recalibration:
+    """Both thresholds, and what the old one does with the fresh inliers."""
+
+    old: Decision
+    new: Decision
+    inliers: int
+    accepted: float  # fraction of the fresh inliers that the old threshold accepts
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return rate_interval(round(self.accepted * self.inliers), self.inliers, LEVEL)
+
+    def lines(self) -> list[tuple[str, str]]:
+        low, high = self.interval
+        return [
+            ("inliers", f"{self.inliers:,}, fresh"),
+            ("old", f"{_limits(self.old)}, set to accept {self.old.coverage:.1%}"),
+            ("", f"accepts {self.accepted:.1%} of the fresh inliers (95 % interval {low:.1%} to {high:.1%})"),
+            ("new", f"{_limits(self.new)}, accepts a fresh inlier with probability {self.new.guaranteed:.1%} at least"),
+        ]
+
+
+def _limits(decision: Decision) -> str:
+    low, high = min(decision.accept), max(decision.accept)
+    return f"threshold {low:.4g}" if low == high else f"thresholds {low:.4g} to {high:.4g}, by class"
+
+
+def recalibrated(
+    model: Classifier, fresh: Inputs, coverage: float | None, count: Callable[[int], None]
+) -> tuple[Classifier, Recalibration]:
+    """The model with a threshold that is calibrated on `fresh` alone, and both thresholds side by side."""
+    coverage = model.decision_.coverage if coverage is None else coverage
+    if not 0 < coverage < 1:
+        raise ValueError(f"coverage {coverage} is not between 0 and 1; it is the fraction of inliers to accept")
+    made = []
+    for batch in fresh.batches:
+        made.append(model.predicted(model.inputs(batch.x)))
+        count(len(batch.names))
+    prediction = joined(made)
+    by_class = len(model.decision_.accept) > 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        decision = calibrated(prediction, model.decision_.score, coverage, by_class)
+    found = Recalibration(model.decision_, decision, len(prediction), float(model.decision_.accepts(prediction).mean()))
+    new = copy.copy(model)
+    new.decision_ = decision
+    new.report_ = model.report_ | {
+        "recalibrated": {
+            "inliers": found.inliers,
+            "accepted_before": found.accepted,
+            "coverage_before": found.old.coverage,
+        },
+        "guaranteed": decision.guaranteed,
+    }
+    return new, found
+
+
+def joined(parts: list[Prediction]) -> Prediction:
+    none = [part.none for part in parts if part.none is not None]
+    return Prediction(
+        torch.cat([part.probs for part in parts]),
+        torch.cat(none) if none else None,
+        torch.cat([part.expected_entropy for part in parts]),
+    )

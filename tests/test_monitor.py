@@ -1,0 +1,132 @@
+"""The monitor keeps its level however often one looks, finds shifts, and its intervals hold at all times at once."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.special import gammaln
+
+from demur.serving.answered import read_answers
+from demur.serving.monitor import Bet, Monitor, Urn, rate_interval, reference_of
+
+COVERAGE = 0.9
+
+
+def alarm_of(calibration: np.ndarray, stream: np.ndarray, *, seed: int, by_score: bool = True, level: float = 0.01):
+    known = np.sort(calibration)
+    reference = reference_of(tuple(known.tolist()) if by_score else (), len(known), COVERAGE)
+    monitor = Monitor([reference], 1 - COVERAGE, level, seed=seed)
+    monitor.observe(stream.tolist(), (stream > known[reference.accepted - 1]).tolist())
+    return monitor.report().alarm
+
+
+@pytest.mark.parametrize(("count", "by_score", "rounded"), [(30, True, False), (200, True, True), (200, False, False)])
+def test_false_alarms_stay_below_the_level_whenever_one_looks(count, by_score, rounded):
+    """300 streams of 400 inputs at level 0.1: at most 30 alarms are expected, 45 are three deviations more."""
+    rng = np.random.default_rng(count)
+    alarms = 0
+    for seed in range(300):
+        scores = rng.normal(size=count + 400)
+        scores = np.round(2 * scores) / 2 if rounded else scores  # many ties
+        alarms += alarm_of(scores[:count], scores[count:], seed=seed, by_score=by_score, level=0.1) is not None
+    assert alarms <= 45
+
+
+@pytest.mark.parametrize("before", [0, 3000])
+def test_more_abstentions_are_found_soon_even_late_in_a_stream(before):
+    rng, delays = np.random.default_rng(1), []
+    for seed in range(20):
+        calm, far = rng.normal(size=before), rng.random(1000) < 0.3
+        shifted = np.where(far, 5.0, rng.normal(size=1000))
+        alarm = alarm_of(rng.normal(size=500), np.concatenate([calm, shifted]), seed=seed)
+        assert alarm is not None
+        assert alarm > before
+        delays.append(alarm - before)
+    assert np.median(delays) < 60
+
+
+def test_a_shift_that_changes_no_decision_is_found_by_the_scores():
+    rng = np.random.default_rng(2)
+    stream = -np.abs(rng.normal(size=2000))  # all accepted, and all below the median
+    assert alarm_of(rng.normal(size=500), stream, seed=0) < 200
+
+
+def test_the_urn_is_the_probability_of_ranks_among_exchangeable_scores():
+    """Chain of predictive probabilities = Dirichlet-multinomial of the bins, whatever the order."""
+    reference = reference_of((0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7), 7, 0.75)
+    urn = Urn(reference, [2, 6])
+    assert urn.ranks == [2, 4, 2]
+    logs, places = 0.0, [0, 2, 2, 1, 0, 2]
+    for place in places:
+        logs += math.log(urn.probability(place))
+        urn.seen[place] += 1
+    prior, seen = np.array([2, 4, 2]), np.bincount(places, minlength=3)
+    expected = gammaln(8) - gammaln(8 + 6) + (gammaln(prior + seen) - gammaln(prior)).sum()
+    assert logs == pytest.approx(expected)
+
+
+def test_the_money_is_a_fair_game():
+    """Over all sequences of four inputs, weighted by the urn's probabilities, the mean money stays one."""
+    reference = reference_of((1.0, 2.0, 3.0, 4.0), 4, 0.75)
+    mean = 0.0
+    for code in range(3**4):
+        urn = Urn(reference, [2, 4])
+        bet, weight = Bet([urn], memory=3), 1.0
+        for step in range(4):
+            place = code // 3**step % 3
+            probability = urn.probability(place)
+            bet.step(0, place, probability)
+            urn.seen[place] += 1
+            weight *= probability
+        mean += weight * bet.money
+    assert mean == pytest.approx(1)
+
+
+def test_the_interval_holds_the_rate_at_all_times_at_once():
+    rng, misses = np.random.default_rng(3), 0
+    for _ in range(200):
+        counts = np.cumsum(rng.random(300) < 0.2)
+        bounds = [rate_interval(int(counts[trials - 1]), trials, 0.1) for trials in range(5, 300, 5)]
+        misses += any(not low <= 0.2 <= high for low, high in bounds)
+    assert misses <= 20 + 3 * math.sqrt(200 * 0.1 * 0.9)
+    assert rate_interval(0, 0, 0.1) == (0.0, 1.0)
+
+
+def test_each_class_is_compared_with_its_own_calibration():
+    low, high = tuple(np.linspace(0, 1, 100)), tuple(np.linspace(10, 11, 100))
+    references = [reference_of(group, 100, COVERAGE) for group in (low, high)]
+    monitor = Monitor(references, 0.1, classes=["cat", "dog"])
+    rng = np.random.default_rng(4)
+    dogs = rng.random(400) < 0.5
+    scores = rng.random(400) + 10 * dogs
+    monitor.observe(scores.tolist(), [False] * 400, np.where(dogs, "dog", "cat").tolist())
+    assert monitor.report().alarm is None
+    monitor.observe([10.5] * 50, [True] * 50, ["cat"] * 50)
+    assert monitor.report().alarm is not None
+    with pytest.raises(ValueError, match="'cow' is none of the model's classes"):
+        monitor.observe([1.0], [False], ["cow"])
+
+
+def test_the_report_is_bounded_and_says_how_far_it_is():
+    monitor = Monitor([reference_of((), 100, 0.95)], 0.05)
+    assert monitor.report().said == "nothing has arrived yet"
+    monitor.observe([0.0] * 5000, [False] * 5000)
+    report = monitor.report()
+    assert len(report.course) < 300
+    assert report.course[-1][0] > 4900
+    assert (report.inputs, report.rate) == (5000, 0.0)
+    with pytest.raises(ValueError, match="level 2 is not between 0 and 1"):
+        Monitor([reference_of((), 100, 0.95)], 0.05, level=2)
+
+
+def test_answers_are_read_as_predict_writes_them(tmp_path: Path):
+    file = tmp_path / "answers.csv"
+    file.write_text("input,decision,label,probability,outlier_score\n1,a,a,0.9,0.1\n2,unsure,a,0.5,0.7\n3,invalid,,,\n")
+    assert list(read_answers(file)) == [([0.1, 0.7], [False, True], ["a", "a"])]
+    file.write_text("input,decision,label,probability,outlier_score\n1,a,a,0.9,high\n")
+    with pytest.raises(ValueError, match="'high' as an outlier score"):
+        list(read_answers(file))
+    file.write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="no column 'decision'"):
+        list(read_answers(file))

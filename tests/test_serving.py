@@ -1,0 +1,288 @@
+"""The server answers as the model does, refuses in one sentence what it cannot read, and is never left hanging."""
+
+import asyncio
+import json
+import os
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import demur
+from demur.posterior import Mixture, keep_samples, kept_bytes
+from demur.serving.app import Settings
+from demur.serving.batching import Batcher, Batching, Busy
+from demur.serving.hosted import named_models
+from demur.serving.limits import Limits
+from tests.serving import ask, images, inputs_for, png, raw_socket, save_models, served, table
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def port(models):
+    with served(models) as (port, _):
+        yield port
+
+
+@pytest.mark.parametrize("name", ["table", "image", "text"])
+def test_answers_are_the_models_own(models, port, name):
+    status, said, headers = ask(port, "/v1/predict", {"model": name, "inputs": inputs_for(name)})
+    assert status == 200, said
+    assert headers["x-request-id"]
+    model = demur.Classifier.load(models[name], device="cpu")
+    by_kind = {
+        "table": lambda: table(2)[0].assign(a=[2.0, -2.0], b=[2.1, -1.9], c=[1.9, -2.2]),
+        "image": lambda: images(2)[0],
+        "text": lambda: ["wave ship tide gull sand salt", "oven bread soup plate spoon salt"],
+    }
+    expected = model.predict_all(by_kind[name]())
+    for row, answer in enumerate(said["answers"]):
+        assert answer["decision"] == expected.decision[row]
+        assert answer["label"] == expected.label[row]
+        assert answer["probability"] == pytest.approx(expected.probability[row], abs=1e-6)
+        assert answer["outlier_score"] == pytest.approx(expected.outlier_score[row], abs=1e-6)
+        assert sum(answer["probabilities"].values()) == pytest.approx(1)
+        abstained = answer["outlier_score"] > answer["threshold"]
+        assert (answer["accepted_if"] is not None) == abstained == (answer["decision"] in ("unsure", "unknown"))
+
+
+def test_a_far_input_is_unknown_and_the_answer_says_what_would_have_accepted_it(port):
+    _, said, _ = ask(port, "/v1/models/table/predict", {"inputs": [[1e3, -1e3, 1e3]]})
+    assert said["answers"][0]["decision"] == "unknown"
+    assert "threshold" in said["answers"][0]["accepted_if"]
+
+
+def test_images_come_as_files_of_a_form_or_alone(port):
+    (first, second), boundary = images(2)[0], "0123456789"
+    parts = [
+        f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{n}.png"\r\n\r\n'.encode()
+        + png(image[0])
+        for n, image in enumerate((first, second))
+    ]
+    body = b"\r\n".join([*parts, f"--{boundary}--\r\n".encode()])
+    kind = {"content-type": f"multipart/form-data; boundary={boundary}"}
+    status, in_form, _ = ask(port, "/v1/models/image/predict", body, kind)
+    assert status == 200, in_form
+    _, alone, _ = ask(port, "/v1/models/image/predict", png(second[0]), {"content-type": "image/png"})
+    _, as_json, _ = ask(port, "/v1/models/image/predict", {"inputs": inputs_for("image")})
+    assert [answer["label"] for answer in in_form["answers"]] == ["above", "below"]
+    for row, answer in enumerate(in_form["answers"]):
+        assert answer["outlier_score"] == pytest.approx(as_json["answers"][row]["outlier_score"], rel=1e-4, abs=1e-6)
+    assert alone["answers"][0]["label"] == "below"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        ("/v1/predict", {"inputs": [1]}, 404, "no model is named; there are table, image, text"),
+        ("/v1/predict", {"model": "nobody", "inputs": [1]}, 404, "is not served"),
+        ("/v1/models/table/predict", {}, 422, 'no "inputs"'),
+        ("/v1/models/table/predict", {"inputs": []}, 422, "at least one"),
+        ("/v1/models/table/predict", {"inputs": {"a": 1}}, 422, "give a list"),
+        ("/v1/models/table/predict", {"inputs": [{"a": 1, "b": 2}]}, 422, "no column 'c'"),
+        ("/v1/models/table/predict", {"inputs": [[1, 2]]}, 422, "3"),
+        ("/v1/models/table/predict", b'{"inputs": [[1, 2, 1e999]]}', 422, "column 'c'"),
+        ("/v1/models/table/predict", {"inputs": [[1, 2, 10**400]]}, 422, "column 'c'"),
+        ("/v1/models/table/predict", {"inputs": [[1, 2, True]]}, 422, "column 'c'"),
+        ("/v1/models/table/predict", b"\xff\xfe", 422, "no JSON"),
+        ("/v1/models/table/predict", b"[" * 100_000, 422, "nested too deeply"),
+        ("/v1/models/table/predict", {"inputs": [[1, 2, 3]] * 300}, 422, "at most 256"),
+        ("/v1/models/text/predict", {"inputs": [3]}, 422, "no text"),
+        ("/v1/models/text/predict", {"inputs": ["a" * 70_000]}, 422, "letters"),
+        ("/v1/models/image/predict", {"inputs": ["%%%"]}, 422, "no base64"),
+        ("/v1/models/image/predict", {"inputs": ["aGVsbG8="]}, 422, "input 1 cannot be read as an image"),
+        ("/v1/models/image/predict", {"inputs": [None]}, 422, "no image"),
+        ("/v1/nothing", {"inputs": []}, 404, "see /docs"),
+        ("/v2/models/table/infer", {"inputs": []}, 422, "one tensor"),
+        ("/v2/models/table/versions/7/infer", {"inputs": []}, 404, "has version"),
+    ],
+)
+def test_bad_input_gets_one_sentence(port, path, body, status, said):
+    found, answer, _ = ask(port, path, body)
+    assert (found, list(answer)) == (status, ["error"]), answer
+    assert said in answer["error"]
+    assert "Traceback" not in answer["error"]
+    assert "\n" not in answer["error"]
+
+
+def test_the_protocol_gives_the_same_answers_as_json_and_as_binary_data(port):
+    x = np.array([[2.0, 2.1, 1.9], [-2.0, -1.9, -2.2]])
+    _, plain, _ = ask(port, "/v1/models/table/predict", {"inputs": x.tolist()})
+    tensor = {"name": "input", "datatype": "FP64", "shape": [2, 3]}
+    status, in_json, _ = ask(port, "/v2/models/table/infer", {"id": "7", "inputs": [{**tensor, "data": x.tolist()}]})
+    assert status == 200, in_json
+    assert in_json["id"] == "7"
+    outputs = {output["name"]: output for output in in_json["outputs"]}
+    assert outputs["decision"]["data"] == [answer["decision"] for answer in plain["answers"]]
+    given = {**tensor, "parameters": {"binary_data_size": x.nbytes}}
+    head = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}}).encode()
+    length = {"Inference-Header-Content-Length": str(len(head))}
+    status, raw, headers = ask(port, "/v2/models/table/infer", head + x.tobytes(), length)
+    assert status == 200, raw
+    start = int(headers["inference-header-content-length"])
+    sizes = {each["name"]: each["parameters"]["binary_data_size"] for each in json.loads(raw[:start])["outputs"]}
+    assert start + sum(sizes.values()) == len(raw)
+    at = start + sizes["decision"] + sizes["label"]
+    scores = np.frombuffer(raw[at : at + sizes["outlier_score"]])
+    np.testing.assert_allclose(scores, [answer["outlier_score"] for answer in plain["answers"]], atol=1e-6)
+    _, texts, _ = ask(
+        port,
+        "/v2/models/text/infer",
+        {"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1], "data": ["wave tide"]}]},
+    )
+    assert texts["outputs"][1]["data"] == ["sea"]
+
+
+def test_health_metadata_metrics_and_documentation_are_there(port):
+    assert ask(port, "/v2/health/live")[1] == {"live": True}
+    assert ask(port, "/v2/health/ready")[0] == 200
+    assert ask(port, "/v2/models/image")[1]["inputs"][0]["shape"] == [-1, 1, 16, 16]
+    ask(port, "/v1/models/table/predict", {"inputs": [[2.0, 2.0, 2.0]]})
+    metrics = ask(port, "/metrics")[1].decode()
+    assert 'demur_decisions_total{decision="label",model="table"}' in metrics
+    assert 'demur_monitor_evidence{model="table"}' in metrics
+    docs = ask(port, "/docs")[1].decode()
+    assert "/v1/predict" in docs
+    assert "//cdn" not in docs
+    assert {model["kind"] for model in ask(port, "/v1/models")[1]} == {"tables", "images", "texts"}
+    assert set(ask(port, "/v1/monitor")[1]) == {"table", "image", "text"}
+
+
+def test_a_token_is_asked_for_where_one_is_set(models):
+    with served({"table": models["table"]}, Settings(token="correct-horse")) as (port, _):
+        body = {"inputs": [[2, 2, 2]]}
+        assert ask(port, "/v1/predict", body)[0] == 401
+        assert ask(port, "/v1/predict", body, {"authorization": "Bearer wrong"})[0] == 401
+        assert ask(port, "/metrics")[0] == 401
+        assert ask(port, "/v1/predict", body, {"authorization": "Bearer correct-horse"})[0] == 200
+        assert ask(port, "/v2/health/ready")[0] == ask(port, "/")[0] == 200
+
+
+def test_large_and_slow_requests_are_refused_and_others_are_answered_meanwhile(models):
+    limits = Limits(body=2**16, seconds=0.5, pixels=1000)
+    with served({"table": models["table"], "image": models["image"]}, Settings(limits=limits)) as (port, _):
+        status, said, _ = ask(port, "/v1/models/table/predict", b" " * 2**17)
+        assert (status, list(said)) == (413, ["error"])
+        big = png(np.zeros((100, 100), np.uint8))
+        status, said, _ = ask(port, "/v1/models/image/predict", big, {"content-type": "image/png"})
+        assert (status, said["error"][:28]) == (422, "input 1 has 100x100 pixels, ")
+        with raw_socket(port) as slow:
+            slow.sendall(b"POST /v1/models/table/predict HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+            assert ask(port, "/v1/models/table/predict", {"inputs": [[2, 2, 2]]})[0] == 200
+            assert slow.recv(4096).startswith(b"HTTP/1.1 408")
+
+
+def test_threads_of_clients_get_their_own_answers(port):
+    def one(number: int) -> bool:
+        sign = 1 if number % 2 else -1
+        inputs = [[2.0 * sign, 2.0 * sign, 2.0 * sign]] * (1 + number % 3)
+        own = {"x-request-id": f"r{number}"}
+        _, said, headers = ask(port, "/v1/models/table/predict", {"inputs": inputs}, own)
+        labels = [answer["label"] for answer in said["answers"]]
+        return labels == ["high" if sign > 0 else "low"] * len(inputs) and own.items() <= headers.items()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(one, range(100)))
+
+
+def test_a_bad_file_keeps_the_old_model_and_a_good_one_takes_its_place(models, tmp_path):
+    path = tmp_path / "mine.demur"
+    shutil.copy(models["table"], path)
+    with served({"mine": path}, Settings(watch=False)) as (port, server):
+        body = {"inputs": [[2, 2, 2]]}
+        before = ask(port, "/v1/predict", body)[1]
+        hosted = server.models["mine"]
+        (tmp_path / "new").write_bytes(models["table"].read_bytes()[:-100])
+        os.replace(tmp_path / "new", path)
+        assert hosted.changed
+        asyncio.run(hosted.reload())
+        assert not hosted.changed
+        assert "is still served" in ask(port, "/v1/models")[1][0]["error"]
+        assert ask(port, "/v1/predict", body)[1] == before
+        shutil.copy(models["image"], tmp_path / "new")
+        os.replace(tmp_path / "new", path)
+        asyncio.run(hosted.reload())
+        described = ask(port, "/v1/models")[1][0]
+        assert (described["kind"], described["error"]) == ("images", None)
+        assert described["version"] != before["version"]
+
+
+def test_a_full_queue_refuses_and_what_was_accepted_is_answered():
+    release = threading.Event()
+
+    def answer(x: torch.Tensor) -> list[float]:
+        release.wait(10)
+        return x[:, 0].tolist()
+
+    async def scenario() -> tuple[list[object], list[object]]:
+        batcher: Batcher[float] = Batcher(answer, Batching(wait=0, most=4, room=8))
+        asked = [asyncio.create_task(batcher.answered(torch.full((1, 1), float(n)))) for n in range(20)]
+        await asyncio.sleep(0.1)
+        refused = [task for task in asked if task.done()]
+        release.set()
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        await batcher.close()
+        return [task.exception() for task in refused], found
+
+    refused, found = asyncio.run(scenario())
+    assert all(isinstance(error, Busy) and error.retry_after >= 1 for error in refused)
+    answered = [value for value in found if not isinstance(value, BaseException)]
+    assert answered == [[float(n)] for n, value in enumerate(found) if not isinstance(value, BaseException)]
+    assert len(answered) + len(refused) == 20
+    assert 8 <= len(answered) <= 12
+
+
+def test_a_batch_that_fails_fails_alone():
+    def answer(x: torch.Tensor) -> list[float]:
+        if (x < 0).any():
+            raise RuntimeError("negative")
+        return x[:, 0].tolist()
+
+    async def scenario() -> list[object]:
+        batcher: Batcher[float] = Batcher(answer, Batching(most=1))
+        asked = (batcher.answered(torch.full((1, 1), value)) for value in (1.0, -1.0, 2.0))
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    first, second, third = asyncio.run(scenario())
+    assert (first, third) == ([1.0], [2.0])
+    assert isinstance(second, RuntimeError)
+
+
+def test_names_of_models():
+    assert named_models(["a/wine.demur", "cats=b/x.demur"]) == {"wine": Path("a/wine.demur"), "cats": Path("b/x.demur")}
+    with pytest.raises(ValueError, match="two models are called 'wine'"):
+        named_models(["a/wine.demur", "b/wine.demur"])
+
+
+@pytest.mark.parametrize("name", ["table", "image", "text"])
+@pytest.mark.parametrize("budget", [0, 2000, 2**30])
+def test_kept_samples_answer_bit_for_bit_as_before(models, name, budget):
+    model = demur.Classifier.load(models[name], device="cpu")
+    x = model.inputs({"table": table(8)[0], "image": images(8)[0], "text": ["wave salt", "oven"]}[name])
+    plain = model.predicted(x)
+    model.posterior_ = keep_samples(model.posterior_, budget)
+    assert kept_bytes(model.posterior_) <= budget
+    assert budget < 2**30 or kept_bytes(model.posterior_) > 0
+    with ThreadPoolExecutor(4) as pool:
+        for made in pool.map(lambda _: model.predicted(x), range(8)):
+            assert torch.equal(made.probs, plain.probs)
+            assert torch.equal(made.none, plain.none)
+            assert torch.equal(made.expected_entropy, plain.expected_entropy)
+
+
+def test_the_budget_is_for_all_parts_of_a_mixture(models):
+    part = demur.Classifier.load(models["table"], device="cpu").posterior_
+    whole = kept_bytes(keep_samples(part, 2**30))
+    mixture = Mixture((part, part, part))
+    assert kept_bytes(keep_samples(mixture, 2 * whole)) == 2 * whole
+    assert keep_samples(mixture, 2**30).num_samples == mixture.num_samples
+    assert replace(keep_samples(part, 2**30), kept=()).kept == ()
