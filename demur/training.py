@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from threading import RLock
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -85,7 +86,7 @@ def optimizer_for(model: nn.Module, recipe: Recipe, undecayed: Collection[str] =
 
 
 # fused, they pass over the weights once: ten times as fast on a CPU; a recorded step must find its count on the device
-OPTIMIZERS: Mapping[str, Callable[[list[dict], float, bool], torch.optim.Optimizer]] = MappingProxyType(
+OPTIMIZERS: Mapping[str, Callable[[list[dict[str, Any]], float, bool], torch.optim.Optimizer]] = MappingProxyType(
     {
         "adam": lambda groups, lr, on_gpu: torch.optim.Adam(groups, lr, fused=True, capturable=on_gpu),
         "sgd": lambda groups, lr, on_gpu: torch.optim.SGD(groups, lr, momentum=0.9, nesterov=True, fused=True),

@@ -22,6 +22,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -98,7 +99,7 @@ class Decision:
         limits = [math.inf if limit is None else limit for limit in self.unknown]
         return ~self.accepts(prediction) & ~(score_of(prediction, self.score) <= self._limits(limits, prediction))
 
-    def answers(self, prediction: Prediction, classes: NDArray) -> NDArray:
+    def answers(self, prediction: Prediction, classes: NDArray[Any]) -> NDArray[Any]:
         """For each input its label, "unsure" or "unknown": (N,) of objects."""
         answers = classes[class_probs(prediction).argmax(1)].astype(object)
         answers[~self.accepts(prediction)] = UNSURE

@@ -65,7 +65,7 @@ class Answers:
     outlier_score: Array
 
 
-class Classifier(ClassifierMixin, BaseEstimator):
+class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """A Bayesian neural network that has been shown outliers, behind scikit-learn's interface.
 
     `method` is a name such as `la+nc`, or a `demur.Method` for other hyperparameters. `network` is a function from the

@@ -220,8 +220,9 @@ def study(
     from demur.data.catalogue import CATALOGUE
     from demur.paper.studies import study_named
     from demur.report import tables
+    from demur.study.cells import Place, is_answered, networks_of
     from demur.study.cluster import cluster
-    from demur.study.engine import Place, is_answered, networks_of, one_by_one, results_of, run_cells, seconds_left
+    from demur.study.engine import one_by_one, results_of, run_cells, seconds_left
     from demur.study.grid import select
     from demur.study.opening import is_own, open_study
     from demur.study.processes import most_jobs, processes
@@ -412,7 +413,7 @@ def bench(
     from benchmarks.growth import draw_growth, measure_growth
     from benchmarks.render import lines
     from demur.names import choose
-    from demur.study.engine import circumstances
+    from demur.study.cells import circumstances
 
     rows = {row.name: row for row in (*cpu.ROWS, *gpu.ROWS)}
     for name in names or ():

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -269,7 +270,7 @@ def read_decoded(kept: Path, shards: list[Path]) -> dict[str, Tensor] | None:
     return found
 
 
-def keep_decoded(kept: Path, tensors: dict[str, Tensor], files: dict[str, list]) -> None:
+def keep_decoded(kept: Path, tensors: dict[str, Tensor], files: dict[str, list[Any]]) -> None:
     """Write the cache whole or not at all; a folder that cannot be written to costs time, not data."""
     part = kept.with_name(f".{kept.name}.{os.getpid()}.part")
     try:
@@ -286,7 +287,7 @@ def keep_decoded(kept: Path, tensors: dict[str, Tensor], files: dict[str, list])
         )
 
 
-def fingerprint(shards: list[Path]) -> dict[str, list]:
+def fingerprint(shards: list[Path]) -> dict[str, list[Any]]:
     return {"stamps": [stamp(path) for path in shards], "sha256": [sha256(path) for path in shards]}
 
 

@@ -31,9 +31,10 @@ from demur.paper.comparing import (
     not_above,
     tally,
 )
-from demur.paper.grid import BAYESIAN, STUDIES, Cell
+from demur.paper.grid import BAYESIAN, STUDIES
 from demur.paper.published import SHIFT_SETS, is_plain, mean_but
 from demur.paper.views import NOISE, Known, View
+from demur.study.grid import Cell
 from demur.study.measuring import TEST, per_cent
 from demur.study.run import FAR_AWAY
 

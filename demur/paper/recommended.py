@@ -10,9 +10,10 @@ import numpy as np
 from demur.methods import parse_method
 from demur.outliers.values import leaves, parse, sets_of
 from demur.paper.further import LETTER_COUNT, PRINTED, VALIDATION
-from demur.paper.grid import CANDIDATES, STUDIES, Cell
+from demur.paper.grid import CANDIDATES, STUDIES
 from demur.paper.published import OOD_SETS, Row, mean_but
 from demur.paper.views import Known, View, best_printed
+from demur.study.grid import Cell
 from demur.study.measuring import TEST, scored
 from demur.study.run import FAR_AWAY
 from demur.study.table import Measured

@@ -20,7 +20,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from demur.files import locked, replacing
-from demur.study.engine import Outcome, Place, Step, Workers, attempt
+from demur.study.cells import Place
+from demur.study.engine import Outcome, Step, Workers, attempt
 from demur.study.records import RECORD
 from demur.tasks import Store
 

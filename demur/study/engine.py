@@ -12,8 +12,6 @@ import torch
 
 from demur.graphs import of_start_up
 from demur.study.cells import CHECKPOINT, Place, fitted, is_answered, parts_of, run_cell
-from demur.study.cells import circumstances as circumstances
-from demur.study.cells import networks_of as networks_of
 from demur.study.fits import Fit, Further, folder_name
 from demur.study.grid import Cell, Study
 from demur.study.records import DamagedCell, leave_out, read_record

@@ -12,7 +12,8 @@ from multiprocessing.context import SpawnProcess
 
 import torch
 
-from demur.study.engine import Outcome, Place, Step, Workers, attempt
+from demur.study.cells import Place
+from demur.study.engine import Outcome, Step, Workers, attempt
 
 
 def most_jobs(place: Place) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -274,7 +275,7 @@ def open_jsonl(stream: io.BufferedReader, asked: Asked) -> Inputs:
     return Inputs("texts", line_batches(stream, asked, parse))
 
 
-def read_json(line: str, place: str) -> dict:
+def read_json(line: str, place: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
