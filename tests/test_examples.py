@@ -33,3 +33,10 @@ def test_the_examples_of_data_sets(name, small, data_root, tmp_path):
     assert {"accuracy", "accepted"} < set(figures)
     assert all(0 <= value <= 1 for value in figures.values())
     assert (tmp_path / f"{name}.demur").is_file()
+
+
+@pytest.mark.filterwarnings("ignore:the best prior precision", "ignore:every prior precision")
+def test_the_example_that_draws(tmp_path: Path):
+    abstained = runpy.run_path(str(ROOT / "examples" / "digits.py"))["main"](epochs=2, figure=tmp_path / "drawn.png")
+    assert all(0 <= value <= 1 for value in abstained.values())
+    assert (tmp_path / "drawn.png").stat().st_size > 10_000
