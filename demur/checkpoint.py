@@ -38,6 +38,7 @@ class Kept:
     made_with: str = ""
     resumed: list[int] = field(default_factory=list)
     used: set[Path] = field(default_factory=set)
+    unwritten: bool = False  # whether a state could not be kept, of which is told once
 
     def file_of(self, identity: str) -> Path:
         """Of the network with that identity."""
@@ -205,8 +206,18 @@ class Checkpoint:
             "groups": self._settings(),
         }
         written = json.dumps(header)
-        with replacing(self.path) as unfinished:
-            save_file(tensors, unfinished, {"demur": written, "digest": digest((written, tensors))})
+        try:
+            with replacing(self.path) as unfinished:
+                save_file(tensors, unfinished, {"demur": written, "digest": digest((written, tensors))})
+        except OSError as error:  # a full disk is no reason to lose what is being computed
+            if not self.place.unwritten:
+                kept = f"epoch {epochs_in(self.path)} is still kept" if self.path.is_file() else "nothing is kept yet"
+                warnings.warn(
+                    f"the checkpoint after epoch {epoch} could not be written ({error}); training goes on, and will be "
+                    f"kept once there is room in {self.path.parent}; {kept}",
+                    stacklevel=3,
+                )
+            self.place.unwritten = True
         self.written = time.monotonic()
 
     def _groups(self) -> list[dict[str, Any]]:

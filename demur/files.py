@@ -40,7 +40,13 @@ else:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Only one process at a time is inside; a lock dies with its process, and the file that is locked stays."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        in_the_way = next(place for place in (folder, *folder.parents) if place.is_file())
+        raise ValueError(
+            f"{in_the_way} is a file where a folder is to be; move it away, or name another place"
+        ) from None
     with open(folder / LOCK, "ab") as file, _alone_with(file.fileno()):
         yield
 

@@ -49,6 +49,17 @@ class Borrowed:
         return self.network
 
 
+def untouched(network: nn.Module) -> nn.Module:
+    """A copy around the same parameters, for a pass may change buffers or count itself; the network if there is none.
+
+    What cannot be copied, with a lock in it or a closure around it, can only be used as it is.
+    """
+    try:
+        return Borrowed(network).network
+    except (TypeError, RuntimeError, AttributeError):
+        return network
+
+
 class Posterior(Protocol):
     @property
     def num_samples(self) -> int: ...
@@ -80,10 +91,10 @@ class Point:
         return x
 
     def networks(self) -> Iterator[Callable[[Tensor], Tensor]]:
-        yield self.network
+        yield untouched(self.network)
 
     def logits(self, x: Tensor, sample: int = 0) -> Tensor:
-        return self.network(x)
+        return untouched(self.network)(x)
 
 
 @dataclass(frozen=True)
@@ -159,7 +170,8 @@ class Gaussian:
     def trunk(self, x: Tensor) -> Tensor:
         if not self.over_head:
             return x
-        return self.network.features(x).to(self.network.get_parameter("head.weight").dtype)  # type: ignore[operator]
+        network = untouched(self.network)
+        return network.features(x).to(network.get_parameter("head.weight").dtype)  # type: ignore[operator]
 
     def network_at(self, sample: int) -> nn.Module:
         """The sample-th network, or its head where the samples share their trunk; the caller's own."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -168,5 +169,10 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "lr"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} {getattr(self, name)} is not positive; nothing would be learned")
+            value = getattr(self, name)
+            if not isinstance(value, int | float | np.number):
+                raise ValueError(f"{name} {value!r} is no number; give one")
+            if name != "lr" and value > 0 and not isinstance(value, int | np.integer):
+                raise ValueError(f"{name} {value} is not a whole number; give one, such as 10")
+            if not value > 0:
+                raise ValueError(f"{name} {value} is not positive; nothing would be learned")

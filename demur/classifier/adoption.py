@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from demur.classifier.builders import Logits, logits_of
 from demur.classifier.estimator import Classifier
 from demur.classifier.kinds import Ready
+from demur.classifier.labels import checked
 from demur.likelihoods import plain
 from demur.methods import parse_method
 from demur.metrics import accuracy
@@ -61,9 +62,8 @@ def adopt(
     parsed = parse_method(method)
     if parsed.inference_name not in ADOPTING:
         raise ValueError(f"method {method!r} starts from fresh weights; to adopt a network choose 'la+nc' or 'map+nc'")
-    if isinstance(y, Tensor):
-        y = y.numpy(force=True)
-    labels = np.unique(np.asarray(y))
+    y = checked(y, len(X))
+    labels = np.unique(y)
     outputs = labels if classes is None else np.asarray(classes)
     if sorted(outputs.tolist()) != labels.tolist():
         raise ValueError(
@@ -90,7 +90,7 @@ def adopt(
     if classifier.wraps_logits_:
         original = Logits(original)
     held_out = classifier.preprocessing_.read(X)[classifier.held_out_]
-    codes = torch.from_numpy(np.searchsorted(labels, np.asarray(y)[classifier.held_out_]))
+    codes = torch.from_numpy(np.searchsorted(labels, y[classifier.held_out_]))
     made = predict(Point(original.cpu().eval()), plain(len(labels)), held_out)
     classifier.report_["original_accuracy"] = before = accuracy(made, codes)
     if before < 1 / len(labels):

@@ -99,7 +99,16 @@ class Logits(nn.Module):
 def logits_of(model: nn.Module, x: Tensor) -> tuple[Tensor, bool]:
     """Logits of a few inputs, and whether they are an attribute of what the model returns; refused if neither."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        output = forward(model.to(x.device).eval(), as_input(x))
+        try:
+            output = forward(model.to(x.device).eval(), as_input(x))
+        except RuntimeError as error:
+            other = next((p.dtype for p in model.parameters() if p.dtype != torch.float32), None)
+            if other is None:
+                raise
+            raise ValueError(
+                f"the network's weights are {other} and inputs are float32, which it does not take ({error}); "
+                "return network.float(), or convert inputs in its forward pass"
+            ) from error
     is_attribute = not isinstance(output, Tensor)
     logits = getattr(output, "logits", None) if is_attribute else output
     if not isinstance(logits, Tensor):

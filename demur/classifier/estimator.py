@@ -10,15 +10,14 @@ from typing import Any, Self
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import assert_all_finite, check_random_state, column_or_1d
-from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 import demur
 from demur.classifier import kinds
 from demur.classifier.builders import described, logits_of, wrapped
-from demur.classifier.decision import INVALID, UNKNOWN, UNSURE, calibrated, class_probs, default_score, score_of
+from demur.classifier.decision import calibrated, class_probs, default_score, score_of
 from demur.classifier.fitting import (
     divided,
     fitting_inference,
@@ -27,7 +26,9 @@ from demur.classifier.fitting import (
     tuned_prior,
     warn_if_sharpness_tells,
 )
+from demur.classifier.labels import learned
 from demur.classifier.model_file import read_model, write_model
+from demur.classifier.parameters import check_parameters, device_of
 from demur.classifier.saved import (
     check_size,
     check_types,
@@ -133,12 +134,13 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
 
     def _fit(self, X: Any, y: Any, outliers: Any) -> None:
         started = perf_counter()
-        self._check_parameters()
+        check_parameters(self.get_params(deep=False))
         method = parse_method(self.method) if isinstance(self.method, str) else self.method
         kind = kinds.kind_of(X) if self.kind == "auto" else self.kind
         preprocessing = choose(kinds.KINDS, kind, "kind of data")
         gathered = self._gathered(X, kind)
-        codes = self._learn_classes(y, len(gathered))
+        self.classes_, indices = learned(y, len(gathered))
+        codes = torch.from_numpy(indices)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         train, tuning, calibration = divided(codes, self.validation, self.coverage, seed, self.by_class)
         self.held_out_ = torch.cat([tuning, calibration]).numpy()
@@ -156,7 +158,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         inference = fitting_inference(
             method, self.network_, self.likelihood_.num_outputs, by_name=isinstance(self.method, str)
         )
-        self.posterior_ = inference.fit(self.network_, self.likelihood_, data.to(self._torch_device()), recipe)
+        self.posterior_ = inference.fit(self.network_, self.likelihood_, data.to(device_of(self.device)), recipe)
         to_calibrate = self.predicted(calibrating.x)
         self.decision_ = calibrated(to_calibrate, default_score(self.likelihood_), float(self.coverage), self.by_class)
         self.report_: dict[str, Any] = {
@@ -177,36 +179,6 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
             "epochs": recipe.epochs,
             "seconds": perf_counter() - started,
         }
-
-    def _check_parameters(self) -> None:
-        if not isinstance(self.by_class, bool | np.bool_):
-            raise ValueError(f"by_class {self.by_class!r} is neither True nor False")
-        for name in ("coverage", "validation"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float | np.number) or not 0 < value < 1:
-                raise ValueError(f"{name} {value!r} is not a number between 0 and 1; it is a fraction of the inliers")
-
-    def _learn_classes(self, y: Any, count: int) -> Tensor:
-        """Sets `classes_`; the labels as their indices."""
-        if y is None:
-            raise ValueError("Classifier requires y to be passed, but the target y is None; give one label an input")
-        labels = column_or_1d(y.numpy(force=True) if isinstance(y, Tensor) else y, warn=True)
-        if len(labels) != count:
-            raise ValueError(f"X has {count} inputs and y {len(labels)} labels; give one label an input")
-        known = labels.dtype.kind in "biufUO"
-        odd = next((label for label in labels.tolist() if not (known and isinstance(label, str | int | float))), None)
-        if odd is not None or None in labels.tolist():
-            raise ValueError(f"y has labels of type {type(odd).__name__}, such as {odd!s}; give strings or numbers")
-        assert_all_finite(labels, input_name="y")
-        check_classification_targets(labels)
-        self.classes_, codes = np.unique(labels, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise ValueError(
-                f"y has 1 class, {str(self.classes_[0])!r}; a classifier needs at least 2: give inputs of others, too"
-            )
-        if overlap := {UNSURE, UNKNOWN, INVALID} & set(map(str, self.classes_)):
-            raise ValueError(f"y has a class named {overlap.pop()!r}, which is an answer of demur's own; rename it")
-        return torch.from_numpy(codes)
 
     def _gathered(self, X: Any, kind: str, what: str = "X", fitting: bool = True) -> Any:
         """X as something that rows can be taken from; for tables this is where scikit-learn's own checks are made."""
@@ -270,12 +242,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
     def _recipe(self, count: int, seed: int) -> Recipe:
         asked = {name: getattr(self, name) for name in ("epochs", "batch_size", "lr")}
         given = {name: value for name, value in asked.items() if value is not None}
-        return replace(self.preprocessing_.recipe(count), seed=seed, **given)
-
-    def _torch_device(self) -> torch.device:
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return torch.device(self.device)
+        plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
+        return replace(self.preprocessing_.recipe(count), seed=seed, **plain)
 
     # answering -----------------------------------------------------------------------------------------------------
 
@@ -318,7 +286,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
 
     def predicted(self, x: Tensor) -> Prediction:
         """Of what `inputs` gave; any number of threads can ask."""
-        return predict(self.posterior_, self.likelihood_, x.to(self._torch_device()))
+        return predict(self.posterior_, self.likelihood_, x.to(device_of(self.device)))
 
     # the model file ------------------------------------------------------------------------------------------------
 
@@ -366,7 +334,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
             build = partial(model.network_, model.likelihood_.num_outputs)
             if network is None:
                 check_size(build, posterior)
-            model.posterior_ = load_posterior(posterior, build, model._torch_device())
+            model.posterior_ = load_posterior(posterior, build, device_of(model.device))
         return model
 
 

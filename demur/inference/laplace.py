@@ -28,6 +28,7 @@ DECADES = tuple(10.0**k for k in range(-2, 9))
 
 
 HARM = 0.005  # accuracy on validation data that doubt may cost
+FEW = 15  # validation inputs, below which it is asked whether they tell precisions apart
 BEYOND = 12  # decades past the grid, where nothing is left of the doubt
 
 
@@ -39,6 +40,7 @@ class Trial:
     criterion: float
     nll: float
     accuracy: float
+    losses: Tensor = field(compare=False, repr=False)  # the negative log-likelihood of every input, (N,)
 
 
 @dataclass(frozen=True)
@@ -135,9 +137,9 @@ class Laplace:
 
         def tried(posterior: Posterior, precision: float) -> Trial:
             prediction = predict(posterior, likelihood, x)
-            by_nll = nll(prediction, y)
+            by_nll, losses = nll(prediction, y), -prediction.probs.double()[range(len(y)), y.cpu()].log()
             criterion = by_nll if self.criterion == "nll" else brier(prediction, y)
-            return Trial(precision, criterion, by_nll, accuracy(prediction, y))
+            return Trial(precision, criterion, by_nll, accuracy(prediction, y), losses)
 
         def with_prior(precision: float) -> Trial:
             return tried(self._gaussian(point.network, fisher, precision, self.tuning_samples, seed), precision)
@@ -157,6 +159,7 @@ class Laplace:
         run = list(takewhile(lambda trial: trial in harmless, dropwhile(lambda trial: trial not in harmless, trials)))
         chosen = (run or trials)[-1 if run else 0]
         self._warn(trials, chosen, at_map)
+        self._warn_of_noise(trials, chosen)
         rows = tuple((trial.precision, trial.nll, trial.accuracy) for trial in trials)
         return Tuning(chosen.precision, rows, (at_map.nll, at_map.accuracy))
 
@@ -193,6 +196,22 @@ class Laplace:
             warnings.warn(
                 f"the best prior precision, {chosen.precision:g}, is at the edge of the grid, where the {name} is "
                 f"still changing {figures}; widen Laplace's grid ({low:g} to {high:g})",
+                stacklevel=4,
+            )
+
+    def _warn_of_noise(self, trials: Sequence[Trial], chosen: Trial) -> None:
+        """Say so where few inputs have decided, and might as well have decided otherwise."""
+        count, later = len(chosen.losses), trials[trials.index(chosen) + 1 :]
+        if self.criterion != "nll" or count >= FEW or not later:
+            return
+        worse = later[0].losses - chosen.losses
+        error = float(worse.std()) / math.sqrt(count) if count > 1 else math.inf
+        if float(worse.mean()) < 2 * error:
+            warnings.warn(
+                f"{count} validation inputs are few to tune Laplace's prior with: precision {chosen.precision:g} is "
+                f"taken and {later[0].precision:g} is not, whose NLL differs by {float(worse.mean()):+.2g} "
+                f"+- {error:.2g} and whose accuracy by {later[0].accuracy - chosen.accuracy:+.2f}; give more data, a "
+                "larger validation fraction, or Laplace(prior_precision=...)",
                 stacklevel=4,
             )
 

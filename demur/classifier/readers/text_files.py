@@ -63,8 +63,8 @@ def closing(stream: io.BufferedReader, batches: Iterator[Batch]) -> Iterator[Bat
 def open_csv(stream: io.BufferedReader, asked: Asked) -> Inputs:
     path, labelled, columns = asked.path, asked.labelled, asked.columns
     header, delimiter = read_header(stream, path, columns)
-    label = label_column(header, path, asked.label) if labelled else asked.label
     texts = not columns and "text" in header
+    label = label_column(header, path, asked.label, ("text",) if texts else columns) if labelled else asked.label
     taken = list(columns) or (["text"] if texts else [name for name in header if not labelled or name != label])
     missing = [name for name in taken if name not in header]
     if missing or not taken:
@@ -247,12 +247,18 @@ def is_number(text: str) -> bool:
     return re.fullmatch(r"\s*[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?\s*", text, re.IGNORECASE) is not None
 
 
-def label_column(header: Sequence[str], path: Path, label: str | None) -> str:
-    found = next((name for name in ((label,) if label else LABELS) if name in header), None)
-    if found is None:
+def label_column(header: Sequence[str], path: Path, label: str | None, features: Sequence[str]) -> str:
+    """The label's; without `features`, all other columns are to be features, and no label must be among these."""
+    found = [name for name in ((label,) if label else LABELS) if name in header and name not in features]
+    if len(found) > 1 and not features:
+        raise ValueError(
+            f"{path} has columns {' and '.join(map(repr, found))}, each of which may be the label; name it with "
+            "--label, and take out the others, unless they are features"
+        )
+    if not found:
         wanted = repr(label) if label else " or ".join(LABELS)
         raise ValueError(f"{path} has no column {wanted}; name the label's with --label; there are {listed(header)}")
-    return found
+    return found[0]
 
 
 # lines --------------------------------------------------------------------------------------------------------------
