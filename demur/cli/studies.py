@@ -217,6 +217,8 @@ def study(
     device: Annotated[str, typer.Option(help="cpu, cuda, ...; auto takes a GPU where there is one.")] = "auto",
 ) -> None:
     """Run a whole table of the paper, or a grid of one's own; stopped, it goes on where it was."""
+    from dataclasses import replace
+
     from demur.data.catalogue import CATALOGUE
     from demur.paper.studies import study_named
     from demur.report import tables
@@ -252,6 +254,7 @@ def study(
     asked = whole.of(cells)
     place = Place(runs, open_store(data), device if engine == "ray" else device_named(device), keep_posteriors, threads)
     jobs = jobs or most_jobs(place)
+    place = replace(place, jobs=jobs if engine == "local" else None)
     workers = one_by_one if jobs == 1 else partial(processes, jobs=jobs)
     if engine == "ray":
         workers = partial(cluster, address=address)

@@ -5,12 +5,12 @@ Hein and Hennig, "Being a Bit Frequentist Improves Bayesian Neural Networks" (AI
 Here they are fractions, under the names that `demur.metrics` gives to the same quantities.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import as_file, files
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -98,58 +98,44 @@ def shift_by_severity(metric: str = "ece_published") -> dict[str, dict[int, list
 
 # the tables ---------------------------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True)
-class Column:
-    """What is measured: a metric of the test data, on an OOD set, or its mean over those in `over`.
-
-    The convention is the metric's, whatever the network was trained in; only published ones have a printed figure.
-    """
-
-    task: str
-    set: str
-    metric: str
-    convention: Literal["published", "corrected"] = "published"
-    over: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of the paper, or the part of a long one that fits a page, with the corrected columns beside."""
-
-    label: str  # in the paper's LaTeX
-    part: str  # empty where the table is whole
-    title: str
-    study: str  # whose cells fill it
-    outliers: str
-    groups: tuple[tuple[Row, ...], ...]  # rows that are compared with each other
-    columns: tuple[Column, ...]
-
-    @property
-    def name(self) -> str:
-        return f"{self.label}-{self.part}" if self.part else self.label
-
-    @property
-    def rows(self) -> tuple[Row, ...]:
-        return tuple(row for group in self.groups for row in group)
-
-    def published(self, row: Row, column: Column) -> Figure | None:
-        """The printed figure at that place, if there is one."""
-        if column.convention == "corrected":
-            return None
-        name = MEAN if column.over else column.set
-        return _by_place().get((self.label, column.task, name, row, column.metric))
+SHIFT_LABEL = "shift"
+TITLES: Mapping[str, str] = MappingProxyType(  # by the LaTeX label, in the order of the paper
+    {
+        "acc_ece": "Accuracy and ECE",
+        "ood_summary": "Mean FPR95",
+        "ood_nlp": "ECE and mean FPR95, text",
+        "ood_noise": "ECE and mean FPR95, trained with smooth noise",
+        "ood_aux": "ECE and mean FPR95, other Bayesian methods",
+        SHIFT_LABEL: "Under shift, mean over 19 corruptions",
+        "acc_ece_smooth": "Accuracy and ECE, trained with smooth noise",
+        "acc_ece_nlp": "Accuracy and ECE, text",
+        "acc_ece_aux": "Accuracy and ECE, other Bayesian methods",
+        "mmc": "Mean confidence",
+        "fpr95": "FPR95",
+        "auroc": "AUROC",
+        "auprc": "AUPR by trapezoid",
+        "fpr95_noise_more": "FPR95, trained with smooth noise",
+        "fpr95_nlp_detailed": "FPR95, text",
+        "ood_aux_more": "FPR95, other Bayesian methods",
+    }
+)
+BY_TASK = ("mmc", "fpr95", "auroc", "auprc", "fpr95_noise_more", "fpr95_nlp_detailed", "ood_aux_more")  # the long ones
 
 
-@cache
-def _by_place() -> Mapping[tuple[str, str, str, Row, str], Figure]:
-    places = {(one.table, one.task, one.set, one.row, one.metric): one for one in (*figures(), *_shift_means())}
-    return MappingProxyType(places)
+def published_tables() -> Mapping[str, tuple[str, tuple[Figure, ...]]]:
+    """By name: a title, and figures; a long table a task at a time."""
+    parts: dict[str, tuple[str, list[Figure]]] = {}
+    everything = (*figures(), *_shift_means())
+    for one in sorted(everything, key=lambda one: [*TITLES].index(one.table)):
+        part = f"{one.table}-{one.task}" if one.table in BY_TASK else one.table
+        title = TITLES[one.table] + f", {one.task}" * (one.table in (*BY_TASK, SHIFT_LABEL))
+        parts.setdefault(part, (title, []))[1].append(one)
+    return {name: (title, tuple(some)) for name, (title, some) in parts.items()}
 
 
 def _shift_means() -> Iterator[Figure]:
     """The dataset-shift plot as a table: means over the corruptions of a severity."""
-    for metric in shift_figures()["metric"].unique():
+    for metric in ("accuracy_with_none", "ece_published"):
         for method, by_severity in shift_by_severity(metric).items():
             for severity, values in by_severity.items():
                 place = SHIFT_LABEL, "imagenet32", "cifar10", SHIFT_SETS[severity], Row(method), metric
@@ -179,22 +165,6 @@ OOD_SETS: Mapping[str, tuple[str, ...]] = {
     "trec": ("snli", "multi30k", "wmt16"),
 }
 LEFT_OUT = {"cifar100": ("svhn",)}  # of the paper's tables of CIFAR-100, but for that of mean confidence
-NATURAL = ("cifar10", "cifar100")
-
-SHIFT_LABEL = "shift"
-
-_PLAIN = ("map", "de", "map+oe")
-_VB, _LA = (tuple(first + second for second in ("", "+nc", "+sl", "+ml", "+oe")) for first in ("vb", "la"))
-_HIDDEN = {"vb+nc", "la+nc"}
-Groups = tuple[tuple[Row, ...], ...]
-
-
-def _groups(*groups: tuple[str, ...], hidden: bool = False) -> Groups:
-    """A row a method; `hidden` adds those whose outliers the none mass tells."""
-    scores = {
-        method: ("max_prob", "none") if hidden and method in _HIDDEN else ("max_prob",) for g in groups for method in g
-    }
-    return tuple(tuple(Row(method, score) for method in group for score in scores[method]) for group in groups)
 
 
 def mean_but(*left_out: str) -> str:
@@ -202,104 +172,6 @@ def mean_but(*left_out: str) -> str:
     return "_".join((MEAN, "but", *sorted(left_out))) if left_out else MEAN
 
 
-def _unseen(task: str, outliers: str) -> tuple[str, ...]:
-    return tuple(name for name in OOD_SETS[task] if name != outliers)
-
-
-def _detailed(label: str, study: str, outliers: str, title: str, metric: str, groups: Groups, task: str) -> Table:
-    columns = (
-        Column(task, name, metric, "corrected" if name in LEFT_OUT.get(task, ()) else "published")
-        for name in _unseen(task, outliers)
-    )
-    return Table(label, task, f"{title}, {task}", study, outliers, groups, tuple(columns))
-
-
-def _confidence(task: str) -> Table:
-    columns = tuple(Column(task, name, "mmc") for name in (TEST, *OOD_SETS[task]))
-    return Table("mmc", task, f"Mean confidence, {task}", "mmc", "imagenet32", _MAIN_HIDDEN, columns)
-
-
-def _both(task: str, name: str, published: str, corrected: str) -> tuple[Column, ...]:
-    return Column(task, name, published), Column(task, name, corrected, "corrected")
-
-
-def _calibration(
-    label: str, study: str, outliers: str, of: str, groups: Groups, tasks: Iterable[str]
-) -> tuple[Table, ...]:
-    accuracy = tuple(column for task in tasks for column in _both(task, TEST, "accuracy_with_none", "accuracy"))
-    ece = tuple(column for task in tasks for column in _both(task, TEST, "ece_published", "ece"))
-    return (
-        Table(label, "accuracy", f"Accuracy{of}", study, outliers, groups, accuracy),
-        Table(label, "ece", f"Expected calibration error{of}", study, outliers, groups, ece),
-    )
-
-
-def _mean(task: str, outliers: str) -> tuple[Column, ...]:
-    """The paper's average counts the noise trained on, and not SVHN for CIFAR-100; the corrected one the reverse."""
-    left_out = LEFT_OUT.get(task, ())
-    counted, unseen = (tuple(n for n in OOD_SETS[task] if n not in without) for without in (left_out, (outliers,)))
-    published = Column(task, mean_but(*left_out), "fpr95", over=counted)
-    if counted == unseen:
-        return (published,)
-    seen = (outliers,) if outliers in OOD_SETS[task] else ()
-    return published, Column(task, mean_but(*seen), "fpr95", "corrected", unseen)
-
-
-def _summary(
-    label: str, study: str, outliers: str, title: str, groups: Groups, tasks: Iterable[str], ece: bool = True
-) -> Table:
-    errors = tuple(column for task in tasks for column in _both(task, TEST, "ece_published", "ece")) if ece else ()
-    means = tuple(column for task in tasks for column in _mean(task, outliers))
-    return Table(label, "", title, study, outliers, groups, errors + means)
-
-
-def _shift() -> tuple[Table, ...]:
-    """Both metrics by severity; the paper plots them."""
-    tables = []
-    for part, title, pair in (
-        ("accuracy", "Accuracy", ("accuracy_with_none", "accuracy")),
-        ("ece", "Expected calibration error", ("ece_published", "ece")),
-    ):
-        columns = tuple(column for name in SHIFT_SETS.values() for column in _both("cifar10", name, *pair))
-        whole = f"{title} under shift, mean over 19 corruptions, cifar10"
-        tables.append(Table(SHIFT_LABEL, part, whole, "shift", "imagenet32", _MAIN, columns))
-    return tuple(tables)
-
-
-_MAIN = _groups(_PLAIN, _VB, _LA)
-_MAIN_HIDDEN = _groups(_PLAIN, _VB, _LA, hidden=True)
-_TEXT, _TEXT_HIDDEN = _groups(_PLAIN, _LA), _groups(_PLAIN, _LA, hidden=True)
-_NOISE = _groups(("map", "map+oe"), _LA)
-_AUX = _groups(("flipout", "flipout+nc"), ("csghmc", "csghmc+nc"), ("de", "de+nc"))
-
-TABLES: tuple[Table, ...] = (
-    *_calibration("acc_ece", "table1", "imagenet32", "", _MAIN, IMAGES),
-    _summary("ood_summary", "table2", "imagenet32", "Mean FPR95", _MAIN, IMAGES, ece=False),
-    _summary("ood_nlp", "text", "wikitext2", "ECE and mean FPR95, text", _TEXT, TEXTS),
-    _summary(
-        "ood_noise", "noise", "smooth", "ECE and mean FPR95, trained with smooth noise", _NOISE, ("svhn", *NATURAL)
-    ),
-    _summary("ood_aux", "aux", "imagenet32", "ECE and mean FPR95, other Bayesian methods", _AUX, NATURAL),
-    *_shift(),
-    *_calibration("acc_ece_smooth", "noise", "smooth", ", trained with smooth noise", _MAIN, IMAGES),
-    *_calibration("acc_ece_nlp", "text", "wikitext2", ", text", _TEXT, TEXTS),
-    *_calibration("acc_ece_aux", "aux", "imagenet32", ", other Bayesian methods", _AUX, NATURAL),
-    *(_confidence(task) for task in IMAGES),
-    *(_detailed("fpr95", "fpr95", "imagenet32", "FPR95", "fpr95", _MAIN_HIDDEN, task) for task in IMAGES),
-    *(_detailed("auroc", "auroc", "imagenet32", "AUROC", "auroc", _MAIN_HIDDEN, task) for task in IMAGES),
-    *(
-        _detailed("auprc", "aupr", "imagenet32", "AUPR by trapezoid", "aupr_published", _MAIN_HIDDEN, task)
-        for task in IMAGES
-    ),
-    *(
-        _detailed(
-            "fpr95_noise_more", "noise", "smooth", "FPR95, trained with smooth noise", "fpr95", _MAIN_HIDDEN, task
-        )
-        for task in IMAGES
-    ),
-    *(_detailed("fpr95_nlp_detailed", "text", "wikitext2", "FPR95", "fpr95", _TEXT_HIDDEN, task) for task in TEXTS),
-    *(
-        _detailed("ood_aux_more", "aux", "imagenet32", "FPR95, other Bayesian methods", "fpr95", _AUX, task)
-        for task in NATURAL
-    ),
-)
+def measured_as(figure: Figure) -> str:
+    """What our value of it is of: the paper's means of CIFAR-100 leave SVHN out."""
+    return mean_but(*LEFT_OUT.get(figure.task, ())) if figure.set == MEAN else figure.set

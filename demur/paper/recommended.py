@@ -12,7 +12,8 @@ from demur.outliers.values import leaves, parse, sets_of
 from demur.paper.further import LETTER_COUNT, PRINTED, VALIDATION
 from demur.paper.grid import CANDIDATES, STUDIES
 from demur.paper.published import OOD_SETS, Row, mean_but
-from demur.paper.views import Known, View, best_printed
+from demur.paper.statistics import Known, mean_of
+from demur.paper.views import View, best_printed
 from demur.study.grid import Cell
 from demur.study.measuring import TEST, scored
 from demur.study.run import FAR_AWAY
@@ -160,9 +161,7 @@ def measure(
     sets = view.sets(cell, [*seen, *others])
     fpr95 = view.of(cell, mean_but(*seen), metric)
     if others:
-        each = [view.of(cell, name, metric) for name in sets]
-        # as if the sets' errors went together, which they do in part: the inliers are the same
-        fpr95 = Known(float(np.mean([one.value for one in each])), float(np.mean([one.half for one in each])))
+        fpr95 = mean_of([view.of(cell, name, metric) for name in sets])
     return Tested(
         view.of(cell, TEST, "accuracy"),
         view.of(plain, TEST, "accuracy") if view.seeds(plain) else None,

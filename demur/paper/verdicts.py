@@ -1,105 +1,111 @@
 """What a view of values says of a claim, and what is missing to say more."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from demur.paper.claims import Claim, shifted
-from demur.paper.comparing import NO, PART, UNCLEAR, YES, Case, joint, listed
+from demur.paper.claims import QUANTITIES, RULES, SECONDS, TWICE, Claim, Test
 from demur.paper.grid import STUDIES, commands
-from demur.paper.published import is_plain, mean_but
-from demur.paper.views import NOISE, Known, View
-from demur.study.grid import Cell
-from demur.study.measuring import TEST
-from demur.study.run import FAR_AWAY
+from demur.paper.statistics import (
+    NO,
+    PART,
+    UNCLEAR,
+    YES,
+    Known,
+    difference,
+    joint,
+    mean_difference,
+    mean_of,
+)
+from demur.paper.views import View
 
 VERDICTS = {YES: "holds", PART: "holds in part", NO: "does not hold", UNCLEAR: "undecided"}
 WAITING = "waiting"
 
 
 @dataclass(frozen=True)
-class Tested:
+class Made:
+    """A test that could be made: its two values, and what it says."""
+
+    test: Test
+    one: Known
+    other: Known
+    outcome: str
+    tie: bool  # within the interval of the difference
+    seeds: int
+    assumed: bool
+
+
+@dataclass(frozen=True)
+class Verdict:
     """A claim in one view."""
 
-    seeds: Mapping[str, int]  # by task, where there are any
-    tasks: int  # that the claim is about
-    cases: tuple[Case, ...]
-    trained_here: bool = True
+    made: tuple[Made, ...]
+    asked: int  # how many tests there would be that count
 
     @property
-    def verdict(self) -> str:
-        outcomes = [outcome for case in self.cases for outcome in case.outcomes]
+    def text(self) -> str:
+        outcomes = [one.outcome for one in self.made if one.test.counts]
         if not outcomes:
             return WAITING
-        unclear = outcomes.count(UNCLEAR)
-        said = [f"{outcomes.count(YES)} of {len(outcomes)} tests" + f", {unclear} unclear" * bool(unclear)]
-        said *= len({*outcomes}) > 1
-        said += [f"tested on {len(self.seeds)} of {self.tasks} tasks"] * (len(self.seeds) < self.tasks)
-        return VERDICTS[joint(outcomes)] + f" ({', '.join(said)})" * bool(said)
+        unclear, waiting = outcomes.count(UNCLEAR), self.asked - len(outcomes)
+        ties = sum(one.tie and one.outcome == YES for one in self.made if one.test.counts)
+        said = [f"{outcomes.count(YES)} of {len(outcomes)} tests"] + [f"{ties} of them ties"] * bool(ties)
+        said += [f"{unclear} unclear"] * bool(unclear) + [f"{waiting} more wait"] * bool(waiting)
+        return f"{VERDICTS[joint(outcomes)]} ({', '.join(said)})" + "†" * self.assumed
 
     @property
-    def marked(self) -> str:
-        """With a mark where the luck of training one network may decide."""
-        return self.verdict + "†" * (self.trained_here and self.verdict != WAITING and 1 in self.seeds.values())
+    def assumed(self) -> bool:
+        """Whether tests count for which the spread of training is assumed."""
+        return any(one.test.counts and one.assumed for one in self.made)
 
     @property
-    def with_seeds(self) -> str:
-        """And how many seeds there are, and of which tasks if not of all."""
-        if not self.trained_here or self.verdict == WAITING:
-            return self.marked
-        counts = {*self.seeds.values()}
-        if len(counts) > 1:
-            return f"{self.marked}, seeds: {', '.join(f'{task} {count}' for task, count in self.seeds.items())}"
-        return f"{self.marked}, {min(counts)} seed{'s' * (min(counts) > 1)}"
+    def seeds(self) -> Mapping[str, tuple[int, int]]:
+        """The fewest and the most that tests of a task had."""
+        counts: dict[str, list[int]] = {}
+        for one in self.made:
+            if len(one.test.tasks) == 1 and one.seeds:
+                counts.setdefault(one.test.tasks[0], []).append(one.seeds)
+        return {task: (min(each), max(each)) for task, each in counts.items()}
 
 
-def examine(claim: Claim, view: View, trained_here: bool = True) -> Tested:
-    counts: dict[str, int] = {}
-    for cell in claim.cells:
-        if cell.convention == view.convention:
-            counts[cell.task] = min(counts.get(cell.task, view.seeds(cell)), view.seeds(cell))
-    seeds = {task: count for task, count in counts.items() if count}
-    unfinished = (case for task in counts if task not in seeds for case in so_far(claim, view, task))
-    return Tested(seeds, len(counts), (*claim.cases(view, tuple(seeds)), *unfinished), trained_here)
+def examine(claim: Claim, view: View) -> Verdict:
+    made = tuple(found for test in claim.tests if (found := put(test, view)) is not None)
+    return Verdict(made, sum(test.counts for test in claim.tests))
 
 
-# of tasks that lack some of a claim's cells -------------------------------------------------------------------------
-
-FIGURES: Mapping[str, Callable[[View, Cell], Known]] = {
-    "accuracy": lambda view, cell: view.of(cell, TEST, view.accuracy),
-    "ECE": lambda view, cell: view.of(cell, TEST, view.eces[0]),
-    "confidence": lambda view, cell: view.of(cell, TEST, "mmc"),
-    "confidence on noise": lambda view, cell: view.of(cell, "uniform", "mmc"),
-    "confidence far away": lambda view, cell: view.of(cell, FAR_AWAY, "mmc"),
-    "FPR95": lambda view, cell: view.fpr95(cell.task, cell.method),
-    "FPR95 of unseen sets": lambda view, cell: view.of(cell, mean_but(NOISE), "fpr95"),
-    "ECE under shift": lambda view, cell: shifted(view, cell.task, cell.method, view.eces[0]),
-}
-
-
-def so_far(claim: Claim, view: View, task: str) -> Iterator[Case]:
-    """The figures that are there, as lines that do not count; none where nothing can be compared."""
-    needed = [cells for need in claim.needs if (cells := [c for c in need.cells if c.task == task])]
-    there = [[c for c in cells if c.convention == view.convention and view.seeds(c)] for cells in needed]
-    if not all(there) or sum(map(len, there)) < 2:
-        return
-    for name in claim.figures:
-        known = {_named(cell): FIGURES[name](view, cell) for cells in there for cell in cells}
-        yield Case(f"{task} (so far), {name}", listed(known, with_half=True))
+def put(test: Test, view: View) -> Made | None:
+    """The test's outcome; None where a side of it is not there."""
+    of = QUANTITIES[test.quantity]
+    both = [[of(view, task, *side) for side in test.sides] for task in test.tasks]
+    pairs = [(one, other) for one, other in both if one is not None and other is not None]
+    if not pairs:
+        return None
+    ones, others = ([*side] for side in zip(*pairs, strict=True))
+    if test.quantity in SECONDS:  # a ratio, and a clock that is exact
+        pairs = [(one, Known(TWICE * other.value)) for one, other in pairs]
+    apart = mean_difference([difference(one, other) for one, other in pairs])
+    outcome = RULES[test.rule](apart)
+    if any(one.collapsed for one in ones):
+        outcome = UNCLEAR if test.rule == "below" and test.quantity == "accuracy" else NO  # it is never better
+    elif any(other.collapsed for other in others) and test.quantity == "ECE":
+        outcome = UNCLEAR  # what does not tell classes apart does not tell what training costs
+    one, other = (side[0] if len(side) == 1 else mean_over_tasks(side) for side in (ones, others))
+    tie = test.rule == "not above" and apart.half > 0 and abs(apart.value) <= apart.half
+    return Made(test, one, other, outcome, tie, apart.seeds, apart.assumed)
 
 
-def _named(cell: Cell) -> str:
-    return cell.method + f" with {cell.outliers}" * bool(cell.outliers and not is_plain(cell.method))
+def mean_over_tasks(parts: Sequence[Known]) -> Known:
+    """The value alone; its interval is the difference's affair."""
+    return replace(mean_of(parts), by_seed={}, low=float("nan"), high=float("nan"))
 
 
-def waiting(claim: Claim, measured: Sequence[View]) -> list[str]:
+def waiting(claim: Claim, views: Mapping[str, View]) -> list[str]:
     """What to type for the cells that are not there: whole studies of a task, since methods share networks."""
-    views = {view.convention: view for view in measured}
     absent = {
-        (need.study, cell.task, cell.convention)
-        for need in claim.needs
-        for cell in need.cells
-        if not views[cell.convention].seeds(cell)
+        (study, cell.task, cell.convention)
+        for study in claim.studies
+        for cell in STUDIES[study]
+        if cell in claim.cells and not views[cell.convention].seeds(cell)
     }
-    studies = dict.fromkeys(need.study for need in claim.needs)
-    cells = [cell for study in studies for cell in STUDIES[study] if (study, cell.task, cell.convention) in absent]
-    return commands(cells)
+    cells = [(study, cell) for study in claim.studies for cell in STUDIES[study]]
+    return commands(cell for study, cell in cells if (study, cell.task, cell.convention) in absent)

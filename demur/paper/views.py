@@ -7,7 +7,6 @@ from functools import cache
 
 import numpy as np
 
-from demur.bootstrap import over_seeds
 from demur.paper.published import (
     DEFAULT_OUTLIERS,
     LEFT_OUT,
@@ -21,11 +20,13 @@ from demur.paper.published import (
     outliers_of,
     shift_by_severity,
 )
+from demur.paper.statistics import Known, Spread, at_least_assumed, mean_of, pooled
 from demur.study.grid import Cell
-from demur.study.measuring import TEST, per_cent
+from demur.study.measuring import TEST
 from demur.study.table import Measured
 
 NOISE = "smooth"  # what the paper trains with where it trains with noise
+LUCK = "uniform"  # noise on which one network's luck moves FPR95 by up to 100 points: judged apart
 
 # the fraction of the most frequent class in the test data: tells the paper's collapsed classifiers by their accuracy
 MAJORITY = {
@@ -38,53 +39,36 @@ MAJORITY = {
     "trec": 0.246,
 }
 
-
-@dataclass(frozen=True)
-class Known:
-    """A fraction, the mean over training seeds; `half` is half its 95 % interval, over test points and training.
-
-    All seeds are tested on the same points, so the ends of the interval over points, `low` and `high`, are the means of
-    the seeds': it is never too narrow, and exact where the networks err alike. What the paper prints has none.
-    """
-
-    value: float
-    half: float = 0.0
-    collapsed: bool = False  # of a classifier that tells no classes apart
-    low: float = math.nan
-    high: float = math.nan
-    by_seed: tuple[float, ...] = ()
-    training: tuple[float, float] | None = None  # the interval over seeds, where there are several
-
-    def text(self, with_half: bool = False) -> str:
-        if math.isnan(self.value):
-            return "undefined"
-        return per_cent(self.value) + f"±{per_cent(self.half)}" * (with_half and self.half > 0) + "‡" * self.collapsed
+Place = tuple[str, str, str]  # a task, a method, and the outliers it was trained with
 
 
-def mean_over_seeds(runs: Collection[Measured], where: str, metric: str) -> Known | None:
-    """Of those runs that have it; None where none has."""
-    values = [value for one in runs if (value := one.value(where, metric)) is not None]
-    if not values:
-        return None
-    by_seed = tuple(value.value for value in values)
-    ends = [(value.low, value.high) for value in values if value.low is not None and value.high is not None]
-    low, high = np.mean(ends, axis=0).tolist() if ends else (math.nan, math.nan)
-    training = over_seeds(by_seed) if len(by_seed) > 1 else None
-    halves = [(high - low) / 2 if ends else 0.0, (training[1] - training[0]) / 2 if training else 0.0]
-    collapsed = any(one.collapsed for one in runs)
-    return Known(float(np.mean(by_seed)), math.hypot(*halves), collapsed, low, high, by_seed, training)
-
-
-def place(task: str, method: str, outliers: str) -> tuple[str, str, str]:
+def place(task: str, method: str, outliers: str) -> Place:
     return task, method, "" if is_plain(method) else outliers
 
 
-def by_place(cells: Iterable[Measured]) -> dict[tuple[str, str, str], dict[int, Measured]]:
+def by_place(cells: Iterable[Measured]) -> dict[Place, dict[int, Measured]]:
     """By seed, in order; of plain methods that were asked for with several outliers, the usual ones' cell wins."""
-    found: dict[tuple[str, str, str], dict[int, Measured]] = {}
+    found: dict[Place, dict[int, Measured]] = {}
     for one in sorted(cells, key=lambda one: (one.cell.outliers is None, one.cell.seed)):
         found.setdefault(place(one.cell.task, one.cell.method, outliers_of(one.cell)), {})[one.cell.seed] = one
-    return found
+    return {key: dict(sorted(runs.items())) for key, runs in found.items()}
+
+
+def mean_over_seeds(
+    runs: Mapping[int, Measured],
+    where: str,
+    metric: str,
+    spread: Spread = Spread(),  # noqa: B008
+) -> Known | None:
+    """Of those runs that have it; None where none has."""
+    values = {seed: value for seed, one in runs.items() if (value := one.value(where, metric)) is not None}
+    if not values:
+        return None
+    ends = [(value.low, value.high) for value in values.values() if value.low is not None and value.high is not None]
+    low, high = np.mean(ends, axis=0).tolist() if ends else (math.nan, math.nan)
+    by_seed = {seed: value.value for seed, value in values.items()}
+    collapsed = any(one.collapsed for one in runs.values())
+    return Known(float(np.mean([*by_seed.values()])), low, high, by_seed, spread, collapsed)
 
 
 @dataclass(frozen=True)
@@ -92,26 +76,28 @@ class View:
     """Values of one origin."""
 
     convention: str  # whose metrics it is judged by
-    look: Callable[[str, str, str, str, str], Known]  # by task, method, training outliers, set and metric
+    look: Callable[[Place, str, str], Known | None]  # by place, set and metric; None where it is not there
     seeds: Callable[[Cell], int]  # how many there are of a cell
-    seconds: Callable[[str, str], Mapping[int, float]]  # to fit, by seed
-    eces: tuple[str, ...]  # the one it is judged by, and then others that it has
+    seconds: Callable[[Place], Mapping[int, float]]  # to fit, by seed, of networks that had the device alone
 
     @property
     def accuracy(self) -> str:
         return "accuracy" if self.convention == "corrected" else "accuracy_with_none"
 
-    def known(self, task: str, method: str, where: str, metric: str, outliers: str | None = None) -> Known:
-        return self.look(task, method, outliers or DEFAULT_OUTLIERS.get(task, "default"), where, metric)
+    @property
+    def ece(self) -> str:
+        return "ece" if self.convention == "corrected" else "ece_published"
+
+    def known(self, task: str, method: str, where: str, metric: str, outliers: str | None = None) -> Known | None:
+        return self.look(place(task, method, outliers or DEFAULT_OUTLIERS.get(task, "default")), where, metric)
 
     def of(self, cell: Cell, where: str, metric: str) -> Known:
-        """That of the cell's task, method and training outliers."""
-        return self.known(cell.task, cell.method, where, metric, cell.outliers)
+        """That of the cell's task, method and training outliers; nan where it is not there."""
+        return self.known(cell.task, cell.method, where, metric, cell.outliers) or Known(math.nan)
 
-    def fpr95(self, task: str, method: str) -> Known:
-        """The mean over the OOD sets that the convention counts."""
-        left_out = LEFT_OUT.get(task, ()) if self.convention == "published" else ()
-        return self.known(task, method, mean_but(*left_out), "fpr95")
+    def counted(self, task: str, *without: str) -> str:
+        """The mean over the OOD sets that the convention counts, but some."""
+        return mean_but(*without, *(LEFT_OUT.get(task, ()) if self.convention == "published" else ()))
 
     def sets(self, cell: Cell, left_out: Collection[str]) -> list[str]:
         """The paper's OOD sets, or their stand-ins, that were measured: those that `mean_but(*left_out)` is over."""
@@ -119,25 +105,34 @@ class View:
         return [name for name in wanted if not math.isnan(self.of(cell, name, "fpr95").value)]
 
 
-def ours(cells: Sequence[Measured], convention: str) -> View:
-    """Networks of one convention and of the paper's length."""
-    usual = convention, None, None
-    found = by_place(one for one in cells if (one.cell.convention, one.cell.epochs, one.cell.limit) == usual)
+def ours(cells: Sequence[Measured], convention: str, epochs: int | None = None, limit: int | None = None) -> View:
+    """Networks of one convention, and of the paper's length unless said; the spread of training is that of both."""
+    whole = [one for one in cells if (one.cell.epochs, one.cell.limit) == (epochs, limit)]
+    kinds = {one.cell.convention for one in whole}
+    by_convention = {kind: by_place(one for one in whole if one.cell.convention == kind) for kind in kinds}
+    found = by_convention.get(convention, {})
 
-    def look(task: str, method: str, outliers: str, where: str, metric: str) -> Known:
-        runs = found[place(task, method, outliers)].values()
-        return mean_over_seeds(runs, where, metric) or Known(math.nan)
+    @cache
+    def spread(task: str, where: str, metric: str) -> Spread:
+        found = pooled(
+            [value.value for one in runs.values() if (value := one.value(where, metric)) and not one.collapsed]
+            for places in by_convention.values()
+            for (of_task, _, _), runs in places.items()
+            if of_task == task
+        )
+        return at_least_assumed(found, metric)
+
+    def look(at: Place, where: str, metric: str) -> Known | None:
+        return mean_over_seeds(found[at], where, metric, spread(at[0], where, metric)) if at in found else None
 
     def seeds(cell: Cell) -> int:
         runs = found.get(place(cell.task, cell.method, outliers_of(cell)), {}).values()
         return sum({*cell.further} <= {*one.cell.further} for one in runs)
 
-    def seconds(task: str, method: str) -> dict[int, float]:
-        runs = found[place(task, method, DEFAULT_OUTLIERS[task])]
-        return {seed: one.record.seconds["fit"] for seed, one in runs.items()}
+    def seconds(at: Place) -> dict[int, float]:
+        return {seed: one.record.seconds["fit"] for seed, one in found.get(at, {}).items() if one.record.jobs == 1}
 
-    eces = ("ece", "ece_published") if convention == "corrected" else ("ece_published", "ece")
-    return View(convention, look, seeds, seconds, eces)
+    return View(convention, look, seeds, seconds)
 
 
 def matched(cells: Sequence[Measured], compared: Iterable[Cell]) -> list[Measured]:
@@ -157,20 +152,34 @@ def matched(cells: Sequence[Measured], compared: Iterable[Cell]) -> list[Measure
 
 
 def printed() -> View:
-    """The paper's tables, and the means over unseen sets where it trains with noise and prints each set."""
+    """The paper's tables; means over fewer sets than it prints them of, where it prints each set."""
     found = _printed()
 
-    def look(task: str, method: str, outliers: str, where: str, metric: str) -> Known:
-        where = MEAN if where == mean_but(*LEFT_OUT.get(task, ())) else where
-        sets = [name for name in OOD_SETS[task] if name != NOISE] if where == mean_but(NOISE) else [where]
-        values = [found[at] for name in sets if (at := (outliers, task, name, method, metric)) in found]
-        accuracy = found[outliers, task, TEST, method, "accuracy_with_none"]
-        return Known(float(np.mean(values)), collapsed=accuracy < MAJORITY[task] + 0.01)
+    def look(at: Place, where: str, metric: str) -> Known | None:
+        task, method, outliers = at
+        trained = outliers or DEFAULT_OUTLIERS.get(task, "")
+        values = [found.get((trained, task, name, method, metric)) for name in _names(task, where)]
+        if not values or None in values:
+            return None
+        accuracy = found[trained, task, TEST, method, "accuracy_with_none"]
+        parts = [Known(value, collapsed=accuracy < MAJORITY[task] + 0.01) for value in values if value is not None]
+        return mean_of(parts)
 
     def seeds(cell: Cell) -> int:
         return int((outliers_of(cell), cell.task, TEST, cell.method, "accuracy_with_none") in found)
 
-    return View("published", look, seeds, lambda task, method: {}, ("ece_published",))
+    return View("published", look, seeds, lambda at: {})
+
+
+def _names(task: str, where: str) -> list[str]:
+    """The printed values that one is the mean of: itself, or those of the sets that count."""
+    left_out = LEFT_OUT.get(task, ())
+    if where == mean_but(*left_out):
+        return [MEAN]
+    for some in ((NOISE,), (LUCK,), (NOISE, LUCK)):
+        if where in (mean_but(*some), mean_but(*some, *left_out)):
+            return [name for name in OOD_SETS.get(task, ()) if name not in (*some, *left_out)]
+    return [where]
 
 
 @cache

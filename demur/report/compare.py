@@ -1,33 +1,26 @@
 """Every measured value beside the published one, in the paper's tables and in one of our own for each task."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple
 
 from demur.methods import method_rank, split_method
 from demur.metrics import METRICS
 from demur.outliers.values import sets_of
-from demur.paper.published import (
-    DEFAULT_OUTLIERS,
-    SHIFT_SETS,
-    TABLES,
-    Column,
-    Figure,
-    Row,
-    Table,
-    is_plain,
-    mean_but,
-    outliers_of,
-)
-from demur.paper.views import Known, by_place, mean_over_seeds, place
+from demur.paper import published
+from demur.paper.outdated import outdated
+from demur.paper.published import DEFAULT_OUTLIERS, MEAN, OOD_SETS, SHIFT_SETS, Row, is_plain, mean_but, outliers_of
+from demur.paper.statistics import Known
+from demur.paper.views import Place, View, by_place, ours, place
+from demur.report.sheet import Code, Sheet, Small, Strong, Text
 from demur.study.grid import Cell
 from demur.study.measuring import TEST, per_cent, scored
-from demur.study.run import FAR_AWAY
 from demur.study.table import Measured
 from demur.tasks.images import STAND_INS
 
-TITLES = {name: metric.title for name, metric in METRICS.items()} | {
+METRIC_TITLES = {name: metric.title for name, metric in METRICS.items()} | {
     "fpr95": "FPR95",
     "auroc": "AUROC",
     "aupr_published": "AUPR",
@@ -71,225 +64,216 @@ def unusual(task: str, outliers: str) -> str:
     return "" if outliers == DEFAULT_OUTLIERS.get(task, "default") else outliers
 
 
-@dataclass(frozen=True)
-class Entry:
-    measured: Known | None
-    published: Figure | None
-    partial: bool = False  # a mean that lacks some of its sets
-    best: bool = False  # of its group of rows, to the digit shown
-
-    @property
-    def difference(self) -> float | None:
-        return self.measured.value - self.published.value if self.measured and self.published else None
-
-    @property
-    def text(self) -> str:
-        """What was measured, with its marks."""
-        known = self.measured
-        return "–" if known is None else per_cent(known.value) + "†" * self.partial + "‡" * known.collapsed
-
-    @property
-    def half(self) -> str:
-        return "" if self.measured is None else f"±{per_cent((self.measured.high - self.measured.low) / 2)}"
-
-    @property
-    def below(self) -> list[str]:
-        """The interval over training seeds, and what is published; each where there is any."""
-        training = self.measured and self.measured.training
-        lines = ["({}–{})".format(*map(per_cent, training))] if training else []
-        if self.published is not None:
-            apart = "" if self.difference is None else f" {100 * self.difference:+.1f}".replace("-", "−")
-            lines.append(per_cent(self.published.value) + apart)
-        return lines
-
-    @property
-    def judged(self) -> float | None:
-        """The value as it is printed; a collapsed classifier is best at nothing."""
-        known = self.measured
-        return None if known is None or known.collapsed or math.isnan(known.value) else round(100 * known.value, 1)
+class Column(NamedTuple):
+    task: str
+    set: str  # as it is measured
+    metric: str
 
 
 @dataclass(frozen=True)
-class Line:
-    row: Row
-    first: bool  # of its group
-    entries: tuple[Entry, ...]
+class Wanted:
+    """A table to be filled: its rows and columns, and what the paper prints at each place."""
 
-
-@dataclass(frozen=True)
-class ReportTable:
-    table: Table
-    kind: Kind
+    name: str
+    title: str
+    outliers: str
+    rows: tuple[Row, ...]
     columns: tuple[Column, ...]
-    lines: tuple[Line, ...]
-    remarks: tuple[str, ...]
+    printed: Mapping[tuple[Row, Column], float] = field(default_factory=dict)
 
     @property
-    def name(self) -> str:
-        return "-".join(part for part in (self.table.name, self.kind.slug) if part)
+    def groups(self) -> list[list[Row]]:
+        """Rows that are compared with each other: by inference, networks and ensembles of them together."""
 
-    @property
-    def title(self) -> str:
-        return f"{self.table.title}; {self.kind.title}"
+        def group(row: Row) -> str:
+            inference = split_method(row.method)[0]
+            return "points" if inference in ("map", "de") else inference
 
-    @property
-    def headings(self) -> list[list[str]]:
-        """Task, metric, set and the metric's convention, each where the table has several."""
-        several = {
-            name: len({getattr(column, name) for column in self.columns}) > 1
-            for name in ("task", "metric", "convention")
-        }
-
-        def heading(column: Column) -> list[str]:
-            metric = TITLES[column.metric]
-            if column.set == TEST:
-                what = ["test" if column.metric == "mmc" else metric]
-            elif column.over:
-                what = [f"mean {metric}, {len(column.over)} set{'s' * (len(column.over) != 1)}"]
-            elif column.set in SEVERITIES:
-                what = [SEVERITIES[column.set], metric]
-            else:
-                what = [*[metric] * several["metric"], column.set]
-            parts = [*[column.task] * several["task"], *what, *[column.convention] * several["convention"]]
-            return [part.replace("_", " ") for part in parts]
-
-        return list(map(heading, self.columns))
-
-    def legend(self, best: str = "In bold") -> list[str]:
-        """How to read the table, and what to know about it; `best` says how the best are marked."""
-        entries = [entry for line in self.lines for entry in line.entries]
-        below = "; below, published and difference" * any(entry.published is not None for entry in entries)
-        said = [f"In per cent: measured ± half its 95 % bootstrap interval over test points{below}"]
-        said += [f"{best} the best of its group of rows, to the digit shown"] * any(entry.best for entry in entries)
-        conventions = {column.convention for column in self.columns}
-        said += [f"All columns are computed in the {each} convention" for each in conventions if len(conventions) == 1]
-        return [*said, *self.remarks]
+        ordered = sorted(self.rows, key=lambda row: (method_rank(row.method), row.score))
+        apart = sorted(ordered, key=lambda row: [group(other) for other in ordered].index(group(row)))
+        return [list(rows) for _, rows in groupby(apart, group)]
 
 
-def tables(cells: Sequence[Measured], everything: bool = False) -> list[ReportTable]:
-    """One of our own for each task, then the paper's, of which the tasks that were measured; with `everything`, all of
-    them, so that every published value is there."""
-    kinds = sorted({kind_of(one.cell) for one in cells}, key=lambda kind: kind.order) or [Kind("corrected", None, None)]
+def tables(cells: Sequence[Measured]) -> list[Sheet]:
+    """One of our own for each task, then the paper's, of the tasks that were measured."""
+    kinds = sorted({kind_of(one.cell) for one in cells}, key=lambda kind: kind.order)
     by_kind = {kind: [one for one in cells if kind_of(one.cell) == kind] for kind in kinds}
     wanted = [(table, kind) for kind in kinds for table in _own_tables(by_kind[kind])]
-    wanted += [(table, kind) for table in TABLES for kind in kinds]
-    filled = (_fill(table, kind, by_kind[kind], everything) for table, kind in wanted)
-    return [table for table in filled if table.columns]
+    wanted += [(table, kind) for table in _paper_tables() for kind in kinds]
+    filled = (_fill(table, kind, by_kind[kind], ours(cells, *kind)) for table, kind in wanted)
+    return [sheet for sheet in filled if sheet is not None]
 
 
-def _own_tables(cells: Sequence[Measured]) -> Iterator[Table]:
+def _paper_tables() -> Iterator[Wanted]:
+    for name, (title, figures) in published.published_tables().items():
+        printed = {(one.row, Column(one.task, published.measured_as(one), one.metric)): one.value for one in figures}
+        rows, columns = (tuple(dict.fromkeys(side)) for side in zip(*printed, strict=True))
+        yield Wanted(name, title, figures[0].outliers, rows, columns, printed)
+
+
+def _own_tables(cells: Sequence[Measured]) -> Iterator[Wanted]:
     """A task's every method, in the corrected metrics, on every OOD set."""
     for task, outliers in sorted({(one.cell.task, outliers_of(one.cell)) for one in cells}):
         of_task = [one for one in cells if one.cell.task == task]
         here = [one for one in of_task if is_plain(one.cell.method) or outliers_of(one.cell) == outliers]
         sets = tuple(dict.fromkeys(name for one in here for name in one.sets))
-        seen = tuple(name for name in sets_of(outliers) if name in sets)
-        unseen = tuple(name for name in sets if name not in (FAR_AWAY, *seen))
-        columns = (
-            Column(task, TEST, "accuracy", "corrected"),
-            Column(task, TEST, "ece", "corrected"),
-            Column(task, mean_but(*seen), "fpr95", "corrected", unseen),
-            *(Column(task, name, "fpr95", "corrected") for name in sets),
-        )
+        seen = [name for name in sets_of(outliers) if name in sets]
+        columns = [(TEST, "accuracy"), (TEST, "ece"), (mean_but(*seen), "fpr95"), *((name, "fpr95") for name in sets)]
         special = unusual(task, outliers)
-        title = f"All methods, {task}" + f", trained with {outliers}" * bool(special)
-        name = "-".join(filter(None, (task, special)))
-        yield Table("measured", name, title, "", outliers, _own_groups(here), columns)
+        rows = {
+            Row(one.cell.method, score)
+            for one in here
+            for score in ("max_prob", *["none"] * any(metric == "none_fpr95" for _, metric in one.values))
+        }
+        yield Wanted(
+            "-".join(filter(None, ("measured", task, special))),
+            f"All methods, {task}" + f", trained with {outliers}" * bool(special),
+            outliers,
+            tuple(sorted(rows)),
+            tuple(Column(task, *column) for column in columns),
+        )
 
 
-def _own_groups(cells: Sequence[Measured]) -> tuple[tuple[Row, ...], ...]:
-    """By inference; networks and ensembles of them are one group, as in the paper."""
-    groups: dict[str, set[Row]] = {}
-    for one in cells:
-        inference, _ = split_method(one.cell.method)
-        with_none = any(metric == "none_fpr95" for _, metric in one.values)
-        rows = {Row(one.cell.method, score) for score in ("max_prob", *["none"] * with_none)}
-        groups.setdefault("points" if inference in ("map", "de") else inference, set()).update(rows)
-
-    def order(row: Row) -> tuple[tuple[int, str], str]:
-        return method_rank(row.method), row.score
-
-    return tuple(sorted((tuple(sorted(rows, key=order)) for rows in groups.values()), key=lambda rows: order(rows[0])))
-
-
-Found = Mapping[tuple[Row, str], Sequence[Measured]]  # by row and task, a cell a seed
-
-
-def _fill(table: Table, kind: Kind, cells: Sequence[Measured], everything: bool) -> ReportTable:
-    runs = by_place(cells)
-    tasks = dict.fromkeys(column.task for column in table.columns)
-    found = {
-        (row, task): list(runs.get(place(task, row.method, table.outliers), {}).values())
-        for row in table.rows
-        for task in tasks
-    }
+def _fill(table: Wanted, kind: Kind, cells: Sequence[Measured], view: View) -> Sheet | None:
+    """With what was measured; None where nothing was."""
     # a method that is shown no outliers fits every table, but is no reason to show those trained with others
     asked = {row.method for row in table.rows}
     done = {one.cell.task for one in cells if one.cell.method in asked and outliers_of(one.cell) == table.outliers}
-    columns = tuple(column for column in table.columns if everything or column.task in done)
-    lines: list[Line] = []
+    columns = [column for column in table.columns if column.task in done]
+    runs = by_place(cells)
+
+    def known(row: Row, column: Column) -> Known | None:
+        at, metric = place(column.task, row.method, table.outliers), scored(column.metric, row.score)
+        whole = all(one.value(column.set, metric) for one in runs.get(at, {}).values())
+        return view.look(at, column.set, metric) if whole else None
+
+    found = {(row, column): known(row, column) for row in table.rows for column in columns}
+    if not any(found.values()):
+        return None
+    tasks = dict.fromkeys(column.task for column in columns)
+    lacking = {one.cell.task for one in cells if one.record.missing}
+    rows: list[list[Text]] = []
+    ruled = []
     for group in table.groups:
-        lines += _best_marked([_line(table, row, row == group[0], columns, found) for row in group], columns)
-    if not everything and not any(entry.measured for line in lines for entry in line.entries):
-        columns = ()  # such as those under shift, where nothing was shifted
-    return ReportTable(table, kind, columns, tuple(lines), (*_remarks(found, lines), *_on_other_data(found, columns)))
+        ruled.append(len(rows))
+        best = {column: _best(column, [found[row, column] for row in group]) for column in columns}
+        for row in group:
+            entries = (
+                _entry(
+                    found[row, column],
+                    table.printed.get((row, column)),
+                    best[column],
+                    column.task in lacking and column.set.startswith(MEAN),
+                )
+                for column in columns
+            )
+            rows.append([Code(row.label), *entries])
+    here = {
+        at: runs[at] for row in table.rows for task in tasks if (at := place(task, row.method, table.outliers)) in runs
+    }
+    notes = _notes(table, columns, [one for one in found.values() if one is not None], here)
+    name = "-".join(filter(None, (table.name, kind.slug)))
+    head = ["method", *_headings(columns)]
+    return Sheet(head, rows, 1, f"{table.title}; {kind.title}", tuple(notes), name, ruled)
 
 
-def _line(table: Table, row: Row, first: bool, columns: Iterable[Column], found: Found) -> Line:
-    def entry(column: Column) -> Entry:
-        runs, metric = found[row, column.task], scored(column.metric, row.score)
-        whole = all(one.value(column.set, metric) for one in runs)
-        known = mean_over_seeds(runs, column.set, metric) if whole else None
-        lacking = any(not {name, STAND_INS.get(name)} & {*one.sets} for one in runs for name in column.over)
-        return Entry(known, table.published(row, column), lacking and known is not None)
-
-    return Line(row, first, tuple(map(entry, columns)))
+def shown(known: Known | None) -> float | None:
+    """The value as it is printed; a collapsed classifier is best at nothing."""
+    return None if known is None or known.collapsed or math.isnan(known.value) else round(100 * known.value, 1)
 
 
-def _best_marked(group: Sequence[Line], columns: Sequence[Column]) -> list[Line]:
-    """The best of the group in each column, as far as it is shown."""
-    best: list[float | None] = []
-    for number, column in enumerate(columns):
-        judged = [value for line in group if (value := line.entries[number].judged) is not None]
-        neither = len(set(judged)) < 2 or (column.metric, column.set) == ("mmc", TEST)
-        best.append(None if neither else (max if column.metric in HIGHER else min)(judged))
-
-    def mark(line: Line) -> Line:
-        pairs = zip(line.entries, best, strict=True)
-        marked = (replace(entry, best=value is not None and entry.judged == value) for entry, value in pairs)
-        return replace(line, entries=tuple(marked))
-
-    return list(map(mark, group))
+def _best(column: Column, group: Iterable[Known | None]) -> float | None:
+    """The best of the group, to the digit shown; None where all are alike, or nothing is better than another."""
+    values = [value for known in group if (value := shown(known)) is not None]
+    if len(set(values)) < 2 or (column.metric, column.set) == ("mmc", TEST):
+        return None
+    return (max if column.metric in HIGHER else min)(values)
 
 
-def _remarks(found: Found, lines: Sequence[Line]) -> Iterator[str]:
-    """What a reader of the table must know."""
-    said: dict[str, None] = {}
-    for task, record in ((task, one.record) for (_, task), cells in found.items() for one in cells):
-        said |= dict.fromkeys(f"{task}: {name} {note}" for name, note in record.notes.items())
-        if record.missing:
-            said[f"{task}: not measured, since the data is missing: {', '.join(record.missing)}"] = None
-    yield from said
-    entries = [entry for line in lines for entry in line.entries]
-    measured = [entry.measured for entry in entries if entry.measured is not None]
-    seeds = sorted({len(one.by_seed) for one in measured})
-    if seeds and seeds[-1] > 1:
-        yield f"Means of {' or '.join(map(str, seeds))} training seeds; in brackets the 95 % interval of their mean"
-    if any(entry.partial for entry in entries):
-        yield "† A mean over those of its sets that were measured; the published one is over all"
-    if any(one.collapsed for one in measured):
-        yield "‡ Collapsed: no more accurate than always answering the most frequent class; never marked as best"
+def _entry(known: Known | None, printed: float | None, best: float | None, partial: bool) -> Text:
+    lines: list[Text] = ["–"]
+    if known is not None:
+        value = known.text() + "†" * partial
+        marked = Strong(value) if best is not None and shown(known) == best else value
+        lines = [(marked, Small(f" ±{per_cent(known.half)}"))]
+    if printed is not None:
+        apart = "" if known is None else f" {100 * (known.value - printed):+.1f}".replace("-", "−")
+        lines.append(Small(per_cent(printed) + apart))
+    return lines
 
 
-def _on_other_data(found: Found, columns: Sequence[Column]) -> Iterator[str]:
+def _headings(columns: Sequence[Column]) -> list[Text]:
+    """Task, metric and set, each where the table has several."""
+    tasks, metrics = len({column.task for column in columns}) > 1, len({column.metric for column in columns}) > 1
+
+    def heading(column: Column) -> Text:
+        metric = METRIC_TITLES[column.metric]
+        if column.set == TEST:
+            what = ["test" if column.metric == "mmc" else metric]
+        elif column.set.startswith(MEAN):
+            what = [f"mean {metric}"]
+        elif column.set in SEVERITIES:
+            what = [SEVERITIES[column.set], metric]
+        else:
+            what = [*[metric] * metrics, column.set]
+        return [part.replace("_", " ") for part in (*[column.task] * tasks, *what)]
+
+    return list(map(heading, columns))
+
+
+# what a reader of a table must know ---------------------------------------------------------------------------------
+
+
+def _notes(
+    table: Wanted, columns: Sequence[Column], known: Sequence[Known], runs: Mapping[Place, Mapping[int, Measured]]
+) -> Iterator[Text]:
+    below = "; below, published and difference" * bool(table.printed)
+    yield (
+        "In per cent: measured ± half its 95 % interval, over test points (bootstrap) and training (seeds, and the "
+        f"spread that is known of the task){below}. Bold is the best of its group of rows"
+    )
+    for column in columns:
+        if column.set.startswith(f"{MEAN}_"):
+            yield f"The mean of {column.task} is {column.set.replace('_', ' ')}"
+    cells = [one for of_place in runs.values() for one in of_place.values()]
+    yield from dict.fromkeys(
+        f"{one.cell.task}: {name} {note}" for one in cells for name, note in one.record.notes.items()
+    )
+    if missing := sorted({f"{one.cell.task}: {name}" for one in cells for name in one.record.missing}):
+        yield f"† A mean over those of its sets that were measured; the data is missing of {', '.join(missing)}"
+    seeds = sorted({len(one.by_seed) for one in known})
+    if seeds[-1] > 1:
+        yield f"Means of {' or '.join(map(str, seeds))} training seeds"
+    if any(one.spread.assumed for one in known):
+        yield "The spread of training is assumed, at least in part, where fewer than four networks more tell it"
+    if any(one.collapsed for one in known):
+        yield "‡ Collapsed: no more accurate than always answering the most frequent class; never best"
+    yield from _outdated(cells, {column.set for column in columns})
+    yield from _on_other_data(cells, columns)
+
+
+def _outdated(cells: Sequence[Measured], sets: Collection[str]) -> Iterator[str]:
+    """What was measured otherwise than it would be now, and which rows it concerns."""
+    rows: dict[str, dict[str, None]] = {}
+    for one in cells:
+        for reason in outdated(one, sets):
+            rows.setdefault(reason, {})[one.cell.method] = None
+    every = {one.cell.method for one in cells}
+    for reason, methods in rows.items():
+        yield f"Older cells: {reason} ({'all rows' if methods.keys() == every else ', '.join(methods)})"
+
+
+def _on_other_data(cells: Sequence[Measured], columns: Sequence[Column]) -> Iterator[str]:
     """Sets that are not the same in all rows, or of which that cannot be known."""
     for task in dict.fromkeys(column.task for column in columns):
-        cells = {id(one): one for (_, other), some in found.items() if other == task for one in some}.values()
-        asked = dict.fromkeys(each for one in columns if one.task == task for each in (TEST, one.set, *one.over))
+        of_task = [one for one in cells if one.cell.task == task]
+        means = any(column.set.startswith(MEAN) for column in columns if column.task == task)
+        asked = dict.fromkeys([TEST, *(column.set for column in columns if column.task == task)])
+        asked |= dict.fromkeys(OOD_SETS.get(task, ()) if means else ())
         alike: dict[tuple[str, ...], list[str]] = {}
         for name in dict.fromkeys(each for wanted in asked for each in (wanted, STAND_INS.get(wanted)) if each):
             by_digest: dict[str | None, dict[str, None]] = {}
-            for one in cells:
+            for one in of_task:
                 if name == TEST or name in one.sets or (name, "accuracy") in one.values:
                     by_digest.setdefault(one.data(name), {})[one.cell.method] = None
             if len(by_digest) > 1:

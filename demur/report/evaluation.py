@@ -1,6 +1,6 @@
 """The evaluation of one model, for the terminal and as a page with figures."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,19 +21,16 @@ from demur.report.figures import (
     panels,
 )
 from demur.report.page import saved
-from demur.report.render import rendered
-from demur.report.tables import grid
+from demur.report.sheet import Sheet, rendered, terminal
 from demur.scores import SCORES
 from demur.study.measuring import per_cent
-
-Lines = tuple[Sequence[str], list[Sequence[str]]]  # a table's head and its rows
 
 
 def write_evaluation(evaluation: Evaluation, out: Path) -> None:
     """figures.csv with every number, figures/ and index.html."""
     (out / "figures").mkdir(parents=True, exist_ok=True)
     (out / "figures.csv").write_text(as_csv(evaluation), "utf-8")
-    by_class: list[Sequence[str]] = [
+    by_class = [
         (name, f"{of['count']:,}", per_cent(of["accuracy"]), per_cent(of["accepted"]))
         for name, of in evaluation.by_class.items()
     ]
@@ -44,45 +41,48 @@ def write_evaluation(evaluation: Evaluation, out: Path) -> None:
         above=" to ".join(f"{value:.4g}" for value in sorted({min(limit.accept), max(limit.accept)})),
         coverage=per_cent(limit.coverage),
         warning=shortfall(evaluation),
-        tables=tables(evaluation) | {"Classes, per cent": (("class", "inputs", "accuracy", "accepted"), by_class)},
+        tables=[
+            *tables(evaluation),
+            Sheet(("class", "inputs", "accuracy", "accepted"), by_class, title="Classes, per cent"),
+        ],
         figures=saved(draw(evaluation), out / "figures"),
     )
     (out / "index.html").write_text(page, "utf-8")
 
 
-def tables(evaluation: Evaluation) -> dict[str, Lines]:
-    """By title."""
+def tables(evaluation: Evaluation) -> list[Sheet]:
     metrics = {METRICS[name]: value for name, value in evaluation.metrics.items()}
     head = [f"{metric.title} (%)" if metric.percent else metric.title for metric in metrics]
     shown = [per_cent(value) if metric.percent else f"{value:.3f}" for metric, value in metrics.items()]
     of_accepted = evaluation.accuracy_of_accepted
-    made: dict[str, Lines] = {
-        "Inliers": (
+    made = [
+        Sheet(
             ("inputs", *head, "accuracy of accepted (%)"),
             [(f"{len(evaluation.y):,}", *shown, "-" if np.isnan(of_accepted) else per_cent(of_accepted))],
+            title="Inliers",
         ),
-        "Decisions, per cent": (
+        Sheet(
             ("set", "inputs", "accepted", "unsure", "unknown"),
             [
                 (name, f"{len(prediction):,}", *map(per_cent, evaluation.decisions[name].values()))
                 for name, prediction in {INLIERS: evaluation.inside, **evaluation.ood}.items()
             ],
+            title="Decisions, per cent",
         ),
-    }
+    ]
     if evaluation.ood:
-        made["Outliers by score, per cent"] = (
-            ("set", "score", "FPR95", "AUROC", "AUPR"),
-            [
-                (name, score, *map(per_cent, values.values()))
-                for name, by_score in evaluation.against.items()
-                for score, values in by_score.items()
-            ],
-        )
+        lines = [
+            (name, score, *map(per_cent, values.values()))
+            for name, by_score in evaluation.against.items()
+            for score, values in by_score.items()
+        ]
+        head = ["set", "score", "FPR95", "AUROC", "AUPR"]
+        made.append(Sheet(head, lines, names=2, title="Outliers by score, per cent"))
     return made
 
 
 def sheet(evaluation: Evaluation) -> Group:
-    return Group(*(grid(title, head, rows) for title, (head, rows) in tables(evaluation).items()))
+    return Group(*map(terminal, tables(evaluation)))
 
 
 def draw(evaluation: Evaluation) -> Iterator[Drawing]:

@@ -6,23 +6,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import pandas as pd
-
 from demur.files import replacing
-from demur.methods import method_rank
-from demur.paper.claims import TIMES
 from demur.paper.grid import commands
 from demur.paper.published import outliers_of
-from demur.report import render
 from demur.report.compare import Kind, kind_of, tables
 from demur.report.drawings import from_predictions, from_values
 from demur.report.figures import Drawing, save_figure
-from demur.report.sections import agreement, better
-from demur.report.verdicts import claims_document
+from demur.report.sections import beside_the_paper, candidates, recommendation
+from demur.report.sheet import FORMATS, Section, Sheet, Text, rendered
+from demur.report.verdicts import claims_document, summary
 from demur.study.table import CELLS, RESULTS, Measured, cells_csv, results_csv
 from demur.tasks.images import STAND_INS
-
-FORMATS = {"txt": render.text, "md": render.markdown, "tex": render.latex}
 
 
 class Image(NamedTuple):
@@ -46,40 +40,46 @@ def write_report(cells: Sequence[Measured], out: Path) -> None:
     for name, text in ((RESULTS, results_csv(cells)), (CELLS, cells_csv(cells))):
         with replacing(out / name) as unfinished:  # they may be all that is left of the cells
             unfinished.write_text(text, "utf-8")
-    made = tables(cells)
-    titles = list(dict.fromkeys(table.table.title for table in made))
-    for table in made:
+    sheets = [*tables(cells), *[sheet for sheet in [candidates(cells)] if sheet]]
+    for sheet in sheets:
         for suffix, write in FORMATS.items():
-            (out / "tables" / f"{table.name}.{suffix}").write_text(write(table), "utf-8")
+            (out / "tables" / f"{sheet.name}.{suffix}").write_text(write(sheet), "utf-8")
     images = saved(from_values(cells), out / "figures")
-    sections = [section for section in (agreement(cells), better(cells)) if section]
-    document = render.rendered(
-        "RESULTS.md",
-        cells=len(cells),
-        commands=commands(one.cell for one in cells),
-        overview=_overview(cells),
-        sections=sections,
-        times=TIMES,
-        costs=_costs(cells),
-        figures={image.name: image.caption for image in images},
-        tables=sorted(made, key=lambda table: titles.index(table.table.title)),
-    )
-    (out / "RESULTS.md").write_text(document, "utf-8")
     if (claims := claims_document(cells)) is not None:
         (out / "claims.md").write_text(claims, "utf-8")
-    page = render.rendered(
-        "index.html",
-        cells=len(cells),
-        tasks=list(dict.fromkeys(one.cell.task for one in cells)),
-        methods=len({one.cell.method for one in cells}),
-        has_claims=claims is not None,
-        sections=sections,
-        tables=made,
-        titles=titles,
-        formats=list(FORMATS),
-        figures=[*images, *saved(from_predictions(cells), out / "figures")],
+    shared = {
+        "cells": cells,
+        "sections": _sections(cells),
+        "titles": _by_title(sheets),
+        "has_claims": claims is not None,
+    }
+    document = rendered(
+        "RESULTS.md",
+        **shared,
+        overview=_overview(cells),
+        commands=commands(one.cell for one in cells),
+        figures={image.name: image.caption for image in images},
     )
+    (out / "RESULTS.md").write_text(document, "utf-8")
+    figures = [*images, *saved(from_predictions(cells), out / "figures")]
+    page = rendered("index.html", **shared, tables=sheets, formats=list(FORMATS), figures=figures)
     (out / "index.html").write_text(page, "utf-8")
+
+
+def _sections(cells: Sequence[Measured]) -> list[Section]:
+    first = summary(cells)
+    said = "Each claim put to tests, in both conventions and by the paper's own figures."
+    found = [*beside_the_paper(cells), first and Section("The paper's claims", [said, first]), recommendation(cells)]
+    return [section for section in found if section]
+
+
+def _by_title(sheets: Sequence[Sheet]) -> dict[str, list[tuple[str, str]]]:
+    """The files of each title, and what their networks have in common."""
+    titles: dict[str, list[tuple[str, str]]] = {}
+    for sheet in sheets:
+        title, _, kind = sheet.title.partition("; ")
+        titles.setdefault(title, []).append((kind.removeprefix("trained in the ") or "table", sheet.name))
+    return titles
 
 
 def saved(drawings: Iterable[Drawing], folder: Path) -> list[Image]:
@@ -91,39 +91,26 @@ def saved(drawings: Iterable[Drawing], folder: Path) -> list[Image]:
     return images
 
 
-def _overview(cells: Sequence[Measured]) -> pd.DataFrame:
+def _overview(cells: Sequence[Measured]) -> Sheet:
     """A line for cells that differ in method and seed only."""
     groups: dict[tuple[str, str, Kind], list[Measured]] = {}
     for one in cells:
         groups.setdefault((one.cell.task, outliers_of(one.cell), kind_of(one.cell)), []).append(one)
-    rows = []
+    rows: list[list[Text]] = []
     for (task, outliers, kind), group in groups.items():
         used = ", ".join(sorted({one.record.trained_with for one in group if one.record.trained_with}))
         seeds = Counter(one.cell.method for one in group).values()
         rows.append(
-            {
-                "task": task,
-                "outliers": f"{used} for {outliers}" if STAND_INS.get(outliers) == used else used,
-                "convention": kind.convention,
-                "epochs": "the recipe's" if kind.epochs is None else kind.epochs,
-                "training inputs": ", ".join(sorted({str(one.record.training_inputs) for one in group})),
-                "methods": len(seeds),
-                "seeds": " to ".join(str(count) for count in sorted({min(seeds), max(seeds)})),
-                "device": ", ".join(sorted({one.record.device for one in group})),
-            }
+            [
+                task,
+                f"{used} for {outliers}" if STAND_INS.get(outliers) == used else used,
+                kind.convention,
+                "the recipe's" if kind.epochs is None else str(kind.epochs),
+                ", ".join(sorted({str(one.record.training_inputs) for one in group})),
+                str(len(seeds)),
+                " to ".join(str(count) for count in sorted({min(seeds), max(seeds)})),
+                ", ".join(sorted({one.record.device for one in group})),
+            ]
         )
-    return pd.DataFrame(rows)
-
-
-def _costs(cells: Sequence[Measured]) -> pd.DataFrame:
-    """Seconds: a column for every task and device, a line for every method."""
-    took = pd.DataFrame(
-        {
-            "method": one.cell.method,
-            "column": (f"{one.cell.task}, {one.record.device}", kind_of(one.cell).title),
-            "seconds": one.record.seconds["fit"],
-        }
-        for one in cells
-    )
-    table = took.pivot_table(index="method", columns="column", values="seconds", sort=False)
-    return table.loc[sorted(table.index, key=method_rank), list(dict.fromkeys(took["column"]))]
+    head = ["task", "outliers", "convention", "epochs", "training inputs", "methods", "seeds", "device"]
+    return Sheet(head, rows, written=True)

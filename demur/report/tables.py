@@ -1,12 +1,11 @@
-"""Tables for the terminal, and in Markdown: per cent, the best of each column in bold."""
+"""Tables of runs for the terminal, and in Markdown: per cent, the best of each column in bold."""
 
 from collections.abc import Callable, Sequence
 
-from rich import box
 from rich.console import Group
-from rich.table import Table
 
-from demur.report.render import rendered
+from demur.report.sheet import Code, Sheet, Strong, Text, terminal
+from demur.report.sheet import markdown as as_markdown
 from demur.study.measuring import per_cent
 from demur.study.records import Record
 from demur.study.run import Row
@@ -19,20 +18,6 @@ COLUMNS: dict[str, tuple[Read, Callable[..., float]]] = {
     "mean FPR95": (lambda row, fpr95: row.mean_over_ood(fpr95), min),
 }
 BY_MAX_PROB, BY_NONE_SHARE = "fpr95", "none_share_fpr95"
-NAMES = ("method", "OOD set", "set", "score")  # columns that hold no numbers
-
-
-def grid(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], last: Sequence[str] = ()) -> Table:
-    """For the terminal; `last` stands below a rule."""
-    drawn = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in head:
-        drawn.add_column(column, justify="left" if column in NAMES else "right", no_wrap=column in NAMES[:2])
-    for row in rows:
-        drawn.add_row(*row)
-    if last:
-        drawn.add_section()
-        drawn.add_row(*last)
-    return drawn
 
 
 def on(name: str) -> Read:
@@ -55,13 +40,13 @@ def table(rows: Sequence[Row], title: str) -> Group:
     lines = lines_of(rows)
     best = {name: choose(read(*line) for line in lines) for name, (read, choose) in columns.items()}
 
-    def cell(name: str, row: Row, fpr95: str) -> str:
+    def cell(name: str, row: Row, fpr95: str) -> Text:
         value = columns[name][0](row, fpr95)
-        return f"[bold]{per_cent(value)}[/bold]" if value == best[name] and len(rows) > 1 else per_cent(value)
+        return Strong(per_cent(value)) if value == best[name] and len(rows) > 1 else per_cent(value)
 
     labels = [row.method + "*" * row.collapsed if fpr95 == BY_MAX_PROB else "  by none_share" for row, fpr95 in lines]
     shown = [[label, *(cell(name, *line) for name in columns)] for label, line in zip(labels, lines, strict=True)]
-    return Group(grid(title, ["method", *columns], shown), *remarks(rows))
+    return Group(terminal(Sheet(["method", *columns], shown, title=title)), *remarks(rows))
 
 
 def sheet(row: Row, title: str, scores: Sequence[str] = ()) -> Group:
@@ -78,9 +63,9 @@ def sheet(row: Row, title: str, scores: Sequence[str] = ()) -> Group:
     }
     shown = {name: key for name, key in shown.items() if all(key in values for values in row.ood.values())}
     rows = [[name, *(per_cent(values[key]) for key in shown.values())] for name, values in row.ood.items()]
-    means = ["mean but far_away", *(per_cent(row.mean_over_ood(key)) for key in shown.values())]
-    drawn = grid(title + "*" * row.collapsed, ["OOD set", *shown], rows, means)
-    return Group(drawn, f"inliers, as fractions: {inside}", *remarks([row]))
+    rows.append(["mean but far_away", *(per_cent(row.mean_over_ood(key)) for key in shown.values())])
+    drawn = Sheet(["OOD set", *shown], rows, title=title + "*" * row.collapsed, ruled=[len(rows) - 1])
+    return Group(terminal(drawn), f"inliers, as fractions: {inside}", *remarks([row]))
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
@@ -104,15 +89,20 @@ def grouped(rows: Sequence[Row]) -> list[list[Row]]:
 def markdown(rows: Sequence[Row], records: Sequence[Record]) -> str:
     """Accuracy, ECE, mean FPR95 and seconds, one line a method; a table a task and convention."""
     of = {id(row): record for row, record in zip(rows, records, strict=True)}
-    groups = [
-        {
-            "remarks": remarks(group),
-            "first": (group[0], of[id(group[0])]),
-            "rows": [
-                (row, [per_cent(read(row, BY_MAX_PROB)) for read, _ in COLUMNS.values()], of[id(row)].seconds["fit"])
-                for row in group
-            ],
-        }
-        for group in grouped(rows)
-    ]
-    return rendered("study.md", groups=groups)
+    parts = []
+    for group in grouped(rows):
+        first = of[id(group[0])]
+        lines = [
+            [
+                Code(row.method),
+                str(row.seed),
+                *(per_cent(read(row, BY_MAX_PROB)) for read, _ in COLUMNS.values()),
+                f"{of[id(row)].seconds['fit']:.1f}",
+            ]
+            for row in group
+        ]
+        title = f"{group[0].task}, {group[0].convention}: per cent; {first.device}, {first.threads} thread"
+        head = ["method", "seed", "accuracy", "ECE", "mean FPR95", "seconds to fit"]
+        made = as_markdown(Sheet(head, lines, notes=remarks(group)))
+        parts.append(f"## {title}{'s' * (first.threads > 1)}\n\n{made}")
+    return "\n".join(parts)

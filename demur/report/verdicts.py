@@ -1,83 +1,99 @@
 """claims.md: the verdict on every claim, in both conventions and by the paper's own figures, and what it rests on."""
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from demur.paper.claims import CLAIMS
-from demur.paper.comparing import Case, joint
+from demur.paper.claims import CLAIMS, SECONDS
 from demur.paper.grid import CONVENTIONS
-from demur.paper.verdicts import WAITING, Tested, examine, waiting
-from demur.paper.views import NOISE, matched, ours, printed
-from demur.report.render import rendered
-from demur.study.grid import Cell
+from demur.paper.statistics import NO, UNCLEAR, YES, Known, joint
+from demur.paper.verdicts import WAITING, Made, Verdict, examine, waiting
+from demur.paper.views import ours, printed
+from demur.report.sheet import Code, Sheet, Strong, Text, rendered
 from demur.study.table import Measured
 
 COLUMNS = (*CONVENTIONS, "printed")
-SETUP = {  # by what was trained or tested with
-    "tiny_imagenet32": "images have 40,000 photographs as training outliers (tiny_imagenet32), not 1.28 million",
-    "places_classroom": "classrooms are those of Places, not of LSUN",
-    "wikitext2": "text has what is at hand of WikiText-2 as training outliers, and at most 10,000 inputs a test set",
-    "shift": "corrupted images are generated, from 2,000 of the test set",
-}
+MANY = 4  # values of a line that are all shown
+
+
+def verdicts(cells: Sequence[Measured]) -> list[tuple[str, list[Verdict]]]:
+    """By the title of a claim: in each convention and, where the paper prints values, by these."""
+    views = [ours(cells, convention) for convention in CONVENTIONS]
+    return [
+        (claim.title, [examine(claim, view) for view in (*views, *[printed()] * claim.is_printed)]) for claim in CLAIMS
+    ]
+
+
+def summary(cells: Sequence[Measured]) -> Sheet | None:
+    """A line a claim; None where none can be tested."""
+    found = verdicts(cells)
+    if all(one.text == WAITING for _, columns in found for one in columns[: len(CONVENTIONS)]):
+        return None
+    rows: list[list[Text]] = [
+        [str(number), title, *(one.text for one in columns), *["–"] * (len(COLUMNS) - len(columns))]
+        for number, (title, columns) in enumerate(found, 1)
+    ]
+    return Sheet(["", "claim", *COLUMNS], rows, names=2, written=True)
 
 
 def claims_document(cells: Sequence[Measured]) -> str | None:
     """Markdown, from values alone; None where no claim can be tested."""
-    views = [ours(cells, convention) for convention in CONVENTIONS]
-    claims: list[dict[str, Any]] = []
-    for claim in CLAIMS:
-        compared = matched(cells, claim.cells)
-        columns = [examine(claim, ours(compared, convention)) for convention in CONVENTIONS]
-        if claim.is_printed:
-            columns.append(examine(claim, printed(), trained_here=False))
-        claims.append({"claim": claim, "columns": columns, "rows": _rows(columns), "waiting": waiting(claim, views)})
-    if all(one.verdict == WAITING for claim in claims for one in claim["columns"] if one.trained_here):
+    views = {convention: ours(cells, convention) for convention in CONVENTIONS}
+    if (first := summary(cells)) is None:
         return None
-    needed = list(dict.fromkeys(_bare(cell) for claim in CLAIMS for cell in claim.cells))
-    used = sorted((one for one in cells if _bare(one.cell) in needed), key=lambda one: needed.index(_bare(one.cell)))
-    features = {name for one in used for name in (*one.sets, one.record.trained_with, *one.cell.further)}
-    return rendered(
-        "claims.md",
-        columns=COLUMNS,
-        claims=claims,
-        measured=_measured(used),
-        differences=[text for name, text in SETUP.items() if name in features],
-        missing=sorted({name for one in used for name in one.record.missing}),
-    )
+    claims: list[dict[str, Any]] = [
+        {"claim": claim, "sheet": _lines(columns), "seeds": _seeds(columns), "waiting": waiting(claim, views)}
+        for claim, (_, columns) in zip(CLAIMS, verdicts(cells), strict=True)
+    ]
+    devices = ", ".join(sorted({one.record.device for one in cells}))
+    return rendered("claims.md", summary=first, claims=claims, devices=devices)
 
 
-def _bare(cell: Cell) -> Cell:
-    return replace(cell, seed=0, further=())
+def _seeds(columns: Sequence[Verdict]) -> str:
+    """How many networks of a method the tests of a task compare."""
+    said = []
+    for convention, column in zip(CONVENTIONS, columns, strict=False):
+        counts = (f"{task} {' to '.join(map(str, sorted({*ends})))}" for task, ends in column.seeds.items())
+        said += [f"{convention}: {', '.join(counts)}"] * bool(column.seeds)
+    return "; ".join(said)
 
 
-def _measured(used: Sequence[Measured]) -> str:
-    """Tasks, seeds and device."""
-    seeds: dict[str, dict[str, Counter[Cell]]] = {}
-    for one in used:
-        task = one.cell.task + f" with {one.cell.outliers} noise" * (one.cell.outliers == NOISE)
-        by_convention = seeds.setdefault(task, {name: Counter() for name in CONVENTIONS})
-        by_convention[one.cell.convention][_bare(one.cell)] += 1
-
-    def least_to_most(counts: Counter[Cell]) -> str:
-        ends = {min(counts.values(), default=0), max(counts.values(), default=0)}
-        return " to ".join(map(str, sorted(ends)))
-
-    tasks = (f"{task} {'/'.join(map(least_to_most, counts.values()))}" for task, counts in seeds.items())
-    devices = ", ".join(sorted({one.record.device for one in used}))
-    return f"{devices} (training seeds, {'/'.join(CONVENTIONS)}: {', '.join(tasks)})"
+def _lines(columns: Sequence[Verdict]) -> Sheet:
+    """A line for each quantity on each task."""
+    lines = dict.fromkeys(made.test.line for column in columns for made in column.made)
+    rows: list[list[Text]] = [
+        [line, *(_shown([made for made in column.made if made.test.line == line]) for column in columns)]
+        for line in lines
+    ]
+    return Sheet(["", *COLUMNS[: len(columns)]], rows, written=True)
 
 
-def _rows(columns: Sequence[Tested]) -> list[list[str]]:
-    """A line for each case that any column has, in the order of the fullest."""
-    by_column = [{case.what: case for case in one.cases} for one in columns]
-    fullest_first = sorted(columns, key=lambda one: len(one.cases), reverse=True)
-    lines = dict.fromkeys(case.what for one in fullest_first for case in one.cases)
-    return [[what, *(_shown(cases.get(what)) for cases in by_column)] for what in lines]
-
-
-def _shown(case: Case | None) -> str:
-    if case is None:
+def _shown(line: Sequence[Made]) -> Text:
+    if not line:
         return "–"
-    return f"**{joint(case.outcomes)}**: {case.shown}" if case.outcomes else case.shown
+    # what few others are compared with is said once
+    is_one = len({made.test.one for made in line}) < len({made.test.other for made in line})
+    groups: dict[tuple[str, str], list[Made]] = {}
+    for made in line:
+        groups.setdefault((made.test.one if is_one else made.test.other, made.test.rule), []).append(made)
+    return [_group(fixed, rule, some, is_one) for (fixed, rule), some in groups.items()]
+
+
+def _group(fixed: str, rule: str, some: Sequence[Made], is_one: bool) -> Text:
+    """How many say yes, and every value where there are few, or else those that do not."""
+    outcomes = [made.outcome for made in some]
+    by_kind: dict[str, list[Text]] = {YES: [], NO: [], UNCLEAR: []}
+    for made in some:
+        method, known = (made.test.other, made.other) if is_one else (made.test.one, made.one)
+        by_kind[made.outcome] += [", ", Code(method), " ", _value(known, made, made.outcome == UNCLEAR)]
+    reference = _value(some[0].one if is_one else some[0].other, some[0], UNCLEAR in outcomes)
+    compared = (Code(fixed), f" {reference} {rule}") if is_one else (f"{rule} ", Code(fixed), f" {reference}")
+    counted = joint(outcomes) if some[0].test.counts else "beside"
+    said: list[Text] = [Strong(counted), f" {outcomes.count(YES)} of {len(some)}: ", *compared]
+    for kind, listed in by_kind.items():
+        if listed and (kind != YES or len(some) <= MANY):
+            said += [" " if kind == YES and is_one else f"; {kind}: ", *listed[1:]]
+    return tuple(said)
+
+
+def _value(known: Known, made: Made, with_half: bool) -> str:
+    return f"{known.value:.0f} s" if made.test.quantity in SECONDS else known.text(with_half)

@@ -47,6 +47,7 @@ class Place:
     device: str = "cpu"
     keep_posteriors: bool = True
     threads: int = 1
+    jobs: int | None = None  # processes at once
 
     def folder(self, fit: Fit) -> Path:
         return self.runs / folder_name(fit)
@@ -188,6 +189,7 @@ def predict_sets(cell: Cell, fit: Fit, posterior: Posterior, place: Place) -> No
         training_inputs=len(task.training.train),
         classes=task.num_classes,
         tuning=tuning,
+        jobs=place.jobs,
         prior_precision=chosen_in(tuning),
         data={name: digests[name] for name in sets} | (data_of(fit, place) if known else {}),
         **circumstances(place.device),

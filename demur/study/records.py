@@ -33,6 +33,7 @@ class Record:
     classes: int | None = None
     tuning: Any = None
     prior_precision: Any = None
+    jobs: int | None = None  # processes at once; seconds compare only where there was one
     versions: Mapping[str, str] = field(default_factory=dict)
     commit: str | None = None
     source: str | None = None
@@ -104,6 +105,7 @@ KINDS: Mapping[str, Any] = {
     "threads": int,
     "device": str,
     "classes": int | None,
+    "jobs": int | None,
     "versions": dict,
     "commit": str | None,
     "source": str | None,

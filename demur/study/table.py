@@ -30,7 +30,7 @@ from demur.tasks.images import STAND_INS
 RESULTS, CELLS = "results.csv", "cells.csv"
 CELL = ("task", "outliers", "method", "seed", "convention", "epochs", "limit")
 OF_THE_FOLDER = ("cells", "sets", "further", "digests")  # of its record; not of a single cell
-WHERE_KNOWN = ("data", "prior_precision", "source", "tuning")  # columns that a table may lack
+WHERE_KNOWN = ("data", "jobs", "prior_precision", "source", "tuning")  # columns that a table may lack
 REMEDY = "get it again, or make both tables anew from runs"
 
 

@@ -1,0 +1,59 @@
+"""Every figure that the paper prints beside what was measured: how many there are, and how many agree."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from demur.paper.grid import CONVENTIONS
+from demur.paper.published import TITLES, figures, measured_as
+from demur.paper.views import ours, place
+from demur.study.measuring import scored
+from demur.study.table import Measured
+
+LIMIT = 0.04  # two values agree where they differ by no more
+
+
+def compared(cells: Sequence[Measured]) -> pd.DataFrame:
+    """A line a printed figure: where it stands, its value, and ours in each convention, nan where there is none."""
+    views = {convention: ours(cells, convention) for convention in CONVENTIONS}
+    lines = []
+    for one in figures():
+        at, metric = place(one.task, one.row.method, one.outliers), scored(one.metric, one.row.score)
+        found = {name: view.look(at, measured_as(one), metric) for name, view in views.items()}
+        values = {name: known and known.value for name, known in found.items()}
+        collapsed = any(known is not None and known.collapsed for known in found.values())
+        lines.append(
+            {
+                "table": one.table,
+                "task": one.task,
+                "set": one.set,
+                "metric": one.metric,
+                "method": one.row.label,
+                "printed": one.value,
+                "collapsed": collapsed,
+                **values,
+            }
+        )
+    found = pd.DataFrame(lines)
+    return found.astype(dict.fromkeys(CONVENTIONS, float))
+
+
+def coverage(lines: pd.DataFrame) -> pd.DataFrame:
+    """By table and task, and in all: how many are measured in each convention, and how many there are."""
+    whole = pd.concat(
+        [lines, lines.assign(task="all"), lines.assign(table="all"), lines.assign(task="all", table="all")]
+    )
+    counted = whole.groupby(["table", "task"], sort=False)[[*CONVENTIONS, "printed"]].count()
+    order = [*TITLES, "all"]
+    return counted.sort_index(level="table", key=lambda names: names.map(order.index), sort_remaining=False)
+
+
+def agreement(lines: pd.DataFrame, convention: str) -> pd.DataFrame:
+    """By task and metric: how many figures are compared, and the fraction that agrees."""
+    there = lines[lines[convention].notna()]
+    near = ((there[convention] - there["printed"]).abs().round(3) <= LIMIT).rename("agree")
+    whole = pd.concat(
+        [there, there.assign(metric="all"), there.assign(task="all"), there.assign(task="all", metric="all")]
+    )
+    grouped = near.loc[whole.index].groupby([whole["task"], whole["metric"]], sort=False)
+    return grouped.agg(["count", "mean"])
