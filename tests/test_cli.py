@@ -133,6 +133,7 @@ def rows(tmp_path_factory):
         ("demur predict model rows.csv | head -1; true", 0, ""),
         ("demur predict model - < rows.csv", 0, ""),
         ("cat rows.csv | demur predict model -", 0, ""),
+        ("rm -f p.csv; mkfifo p.csv; cat rows.csv > p.csv & demur predict model p.csv", 0, ""),
     ],
 )
 def test_streams_may_be_closed_full_or_broken(rows, line, code, says):
@@ -196,3 +197,13 @@ def test_too_little_memory_is_one_sentence_and_a_bug_is_not_hidden(monkeypatch, 
     monkeypatch.setattr(program, "app", failing(RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):
         program.run()
+
+
+def test_what_is_piped_is_utf8_whatever_the_system_prefers(tmp_path):
+    lines = [f"{number % 7},{number % 3},{'äб'[number % 2]}" for number in range(60)]
+    (tmp_path / "rows.csv").write_text("u,v,label\n" + "\n".join(lines) + "\n", "utf-8")
+    line = "demur fit rows.csv -o model --epochs 1 --method map > said && demur predict model rows.csv > answers"
+    done = in_shell(line, tmp_path, HOME=str(tmp_path), PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert "2: ä, б" in (tmp_path / "said").read_text("utf-8")
+    assert {line.split(",")[2] for line in (tmp_path / "answers").read_text("utf-8").splitlines()[1:]} <= {"ä", "б"}

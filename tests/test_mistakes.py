@@ -117,11 +117,11 @@ def test_numbers_of_numpy_can_be_saved(tmp_path: Path):
     assert demur.load_model(tmp_path / "model").report_["epochs"] == 1
 
 
-def test_a_second_label_is_no_feature(tmp_path: Path):
+def test_a_second_label_is_no_feature_without_a_word(tmp_path: Path):
     rows = "".join(f"{k},{k % 2},{k % 2}\n" for k in range(20))
     (tmp_path / "two.csv").write_text(f"a,label,y\n{rows}", "utf-8")
-    with pytest.raises(ValueError, match="has columns 'label' and 'y', each of which may be the label; name it"):
-        open_inputs(tmp_path / "two.csv", labelled=True)
+    with pytest.warns(UserWarning, match=r"has its labels in column 'label', and 'y' will be a feature; if it is"):
+        assert open_inputs(tmp_path / "two.csv", labelled=True).columns == ("a", "y")
     assert open_inputs(tmp_path / "two.csv", labelled=True, label="y").columns == ("a", "label")
     # whoever was fitted to `y` has said so
     known = open_inputs(tmp_path / "two.csv", labelled=True, columns=("a", "y")).gathered()

@@ -1,5 +1,6 @@
 """All commands together. Everything heavy is imported where it is used, so that --help is quick."""
 
+import io
 import logging
 import os
 import sys
@@ -31,6 +32,7 @@ USAGE_ERROR = cast(type[typer.BadParameter], typer.BadParameter.__base__)  # of 
 def run() -> int:
     """The exit code."""
     _replace_closed_streams()
+    _write_utf8()
     try:
         code = app(prog_name="demur", standalone_mode=False)
         sys.stdout.flush()  # where this fails, it is to be noticed here
@@ -74,6 +76,15 @@ def _replace_closed_streams() -> None:
                 os.dup2(nothing, number)
                 os.close(nothing)
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 (for good)
+
+
+def _write_utf8() -> None:
+    """What is piped is UTF-8, as files are, whatever the system prefers; a terminal shows what it can."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        if sys.stdout.isatty():
+            sys.stdout.reconfigure(errors="backslashreplace")
+        else:
+            sys.stdout.reconfigure(encoding="utf-8")
 
 
 def _forget_output() -> None:

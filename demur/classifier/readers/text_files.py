@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -198,11 +199,11 @@ def only_raised() -> Iterator[None]:
 
 
 def reopener(stream: io.BufferedReader) -> Callable[[], pa.NativeFile]:
-    """Opens what is left of the stream, again and again, as a file of Arrow's own; standard input is read whole.
+    """Opens what is left of the stream, again and again, as a file of Arrow's own; a pipe is read whole.
 
     Arrow reads ahead in threads, and a thread that calls Python while it ends aborts the process.
     """
-    if isinstance(stream.raw.name, int):  # type: ignore[attr-defined]
+    if isinstance(stream.raw.name, int) or not stream.seekable():  # type: ignore[attr-defined]
         rest = pa.py_buffer(stream.read())
         return lambda: pa.BufferReader(rest)
     start, path = stream.tell(), os.fsencode(stream.raw.name)  # type: ignore[attr-defined]
@@ -248,12 +249,14 @@ def is_number(text: str) -> bool:
 
 
 def label_column(header: Sequence[str], path: Path, label: str | None, features: Sequence[str]) -> str:
-    """The label's; without `features`, all other columns are to be features, and no label must be among these."""
+    """The label's; without `features`, all other columns are to be features, and another label may be among these."""
     found = [name for name in ((label,) if label else LABELS) if name in header and name not in features]
     if len(found) > 1 and not features:
-        raise ValueError(
-            f"{path} has columns {' and '.join(map(repr, found))}, each of which may be the label; name it with "
-            "--label, and take out the others, unless they are features"
+        others = " and ".join(map(repr, found[1:]))
+        warnings.warn(
+            f"{path} has its labels in column {found[0]!r}, and {others} will be a feature; if it is a label too, take "
+            "it out, or the model will learn to read it off; --label names another",
+            stacklevel=4,
         )
     if not found:
         wanted = repr(label) if label else " or ".join(LABELS)
