@@ -10,9 +10,11 @@ from demur.inference import Flipout as Flipout
 from demur.inference import Inference as Inference
 from demur.inference import Laplace as Laplace
 from demur.inference import VariationalBayes as VariationalBayes
+from demur.inference.fisher import diagonal_fisher as diagonal_fisher
 from demur.likelihoods import LIKELIHOODS as LIKELIHOODS
 from demur.likelihoods import Categorical as Categorical
 from demur.likelihoods import Dirichlet as Dirichlet
+from demur.likelihoods import LabelModel as LabelModel
 from demur.likelihoods import Likelihood as Likelihood
 from demur.likelihoods import Outliers as Outliers
 from demur.likelihoods import mixed_labels as mixed_labels
@@ -30,6 +32,11 @@ from demur.networks import gru as gru
 from demur.networks import lenet as lenet
 from demur.networks import mlp as mlp
 from demur.networks import wide_resnet as wide_resnet
+from demur.outliers.values import given as given
+from demur.outliers.values import mix as mix
+from demur.outliers.values import natural as natural
+from demur.outliers.values import spectrum_matched as spectrum_matched
+from demur.outliers.values import synthetic as synthetic
 from demur.posterior import Gaussian as Gaussian
 from demur.posterior import Mixture as Mixture
 from demur.posterior import Point as Point

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from demur.audit import Duplicates, audit, features, image_duplicates, inputs, leaks, near_duplicates
+from demur.audit import Duplicates, audit, image_duplicates, inputs
+from demur.audit.duplicates import near_duplicates
+from demur.audit.typography import features, leaks
 from demur.data.store import Store
 from demur.outliers.noise import Mixed, smooth, uniform
 from demur.outliers.overlap import overlapping_classes, read_class_names, read_known_overlap

@@ -19,7 +19,7 @@ from demur.checkpoint import checkpointed, epochs_in, seconds_in
 from demur.inference import MAP, CyclicalSGHMC, Ensemble, Flipout, VariationalBayes
 from demur.likelihoods import none_class, plain
 from demur.networks import lenet, mlp, wide_resnet
-from demur.outliers.synthetic import IndependentColumns
+from demur.outliers.synthetic import FromInliers, independent_columns
 from demur.predictive import predict
 from demur.tasks.base import Task
 from demur.training_data import Fixed, Recipe, Split
@@ -171,7 +171,7 @@ def one_changed(x: torch.Tensor) -> torch.Tensor:
             outliers=task.training.outliers.x.double(),
         ),
         lambda task: changed(task, outliers=Fixed(one_changed(task.training.outliers.x))),
-        lambda task: changed(task, outliers=IndependentColumns(task.training.outliers.x)),
+        lambda task: changed(task, outliers=FromInliers(task.training.outliers.x, independent_columns)),
         lambda task: changed(task, augment=lambda x, generator: x),
     ],
     ids=["inputs", "labels", "type", "outliers", "how outliers are made", "augmentation"],

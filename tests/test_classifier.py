@@ -19,7 +19,7 @@ import demur
 from demur.classifier.adoption import find_head, with_outputs
 from demur.classifier.fitting import divided, held_out_outliers
 from demur.outliers.spectrum import Matched, mean_power
-from demur.outliers.synthetic import WidenedBox
+from demur.outliers.synthetic import widened_box
 from demur.outliers.values import synthetic
 from demur.training_data import Fixed
 
@@ -60,7 +60,7 @@ def test_scikit_learn_tools_take_it(wine):
 def test_synthetic_outliers_stand_beside_those_given(wine):
     """The third wine is not what the box around the others is made of: only shown both, it is sure of both."""
     x, y, third = wine
-    box = WidenedBox(torch.from_numpy(x)).epoch(torch.Generator().manual_seed(0)).numpy()
+    box = widened_box(torch.from_numpy(x), torch.Generator().manual_seed(0)).numpy()
     model = demur.Classifier("map+nc", epochs=60, device="cpu")
     told, both = (clone(model).set_params(synthetic=name).fit(x, y, third) for name in (None, "box"))
     assert told.report_["outliers"] == "48 given"

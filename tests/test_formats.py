@@ -11,8 +11,8 @@ import pytest
 import scipy.io
 from PIL import Image
 
-from demur.data import formats
-from demur.data.formats import add
+from demur.data import adding, formats
+from demur.data.adding import add
 from demur.data.store import Store
 
 
@@ -365,7 +365,7 @@ def test_cifar10_c(store: Store, here: Path) -> None:
 
 
 def test_large_sets_are_written_in_shards(store: Store, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "SHARD_ROWS", 3)
+    monkeypatch.setattr(adding, "SHARD_ROWS", 3)
     np.savez(here / "mine.npz", x=random_images(7), y=np.arange(7))
     assert len(add(store, "mine", here / "mine.npz")) == 3
     check(store, "mine", "train", random_images(7), list(range(7)))

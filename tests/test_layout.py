@@ -1,6 +1,7 @@
 """The house: imports go one way only, and importing the package is cheap."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -51,10 +52,18 @@ def test_imports_go_down_the_levels():
             assert own == other or level_of(imported) < level_of(module), f"{module} imports {imported}"
 
 
-def test_every_public_name_is_there():
-    for name in demur.__all__:
-        assert getattr(demur, name) is not None
-    assert {"Laplace", "none_class", "predict", "load_task"} <= set(dir(demur))
+def test_every_public_name_is_there_and_known_to_type_checkers():
+    stated = ast.parse((PACKAGE / "__init__.pyi").read_text("utf-8"))
+    homes = {
+        alias.asname: (statement.module, alias.name)
+        for statement in stated.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+    assert sorted(homes) == demur.__all__
+    for name, (module, original) in homes.items():
+        assert getattr(demur, name) is getattr(importlib.import_module(module), original)
+    assert {"Laplace", "none_class", "predict", "load_task", "__version__"} <= set(dir(demur))
 
 
 def test_the_command_line_does_not_wait_for_torch():

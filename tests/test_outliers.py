@@ -7,7 +7,7 @@ from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
 from demur.outliers.noise import Mixed, far_away, smooth, uniform
-from demur.outliers.synthetic import SmoothNoise, UniformNoise
+from demur.outliers.synthetic import FromInliers, smooth_noise, uniform_noise
 from demur.training_data import Fixed
 
 
@@ -77,7 +77,7 @@ def test_all_channels_are_permuted_alike() -> None:
 
 
 def test_smooth_noise_goes_by_its_generator_and_is_made_anew_each_epoch() -> None:
-    source, draws = SmoothNoise(images(20)), generator()
+    source, draws = FromInliers(images(20), smooth_noise), generator()
     first, second = source.epoch(draws), source.epoch(draws)
     assert first.shape == source.shape
     assert first.dtype == torch.uint8
@@ -93,7 +93,7 @@ def test_uniform_noise_has_every_grey_value_alike_and_far_away_is_5000_times_tha
     far = far_away(made)
     assert (far.min(), far.max()) == (0, 5000)
     torch.testing.assert_close(far, made.float() * (5000 / 255))
-    source = UniformNoise(torch.zeros(400, 3, 32, 32, dtype=torch.uint8))
+    source = FromInliers(torch.zeros(400, 3, 32, 32, dtype=torch.uint8), uniform_noise)
     assert torch.equal(source.epoch(generator()), made)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from demur.outliers.noise import Mixed
-from demur.outliers.synthetic import SmoothNoise, UniformNoise
+from demur.outliers.synthetic import FromInliers, smooth_noise, uniform_noise
 from demur.provenance import PACKAGE, code, commit_of, digest
 from demur.training_data import Fixed, Split
 
@@ -91,10 +91,10 @@ def test_a_digest_is_of_bytes_shapes_types_and_names():
         Split(x, x),
         Split(x, x.roll(1)),
         Fixed(x),
-        SmoothNoise(x),
-        UniformNoise(torch.zeros(3, 2)),
-        UniformNoise(torch.zeros(2, 3)),
-        Mixed((Fixed(x), UniformNoise(torch.zeros(3, 2)))),
+        FromInliers(x, smooth_noise),
+        FromInliers(torch.zeros(3, 2), uniform_noise),
+        FromInliers(torch.zeros(2, 3), uniform_noise),
+        Mixed((Fixed(x), FromInliers(torch.zeros(3, 2), uniform_noise))),
         torch.relu,
         None,
     ]

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from demur.tasks import shift
+from demur.tasks import filters, shift
 from demur.tasks.shift import CORRUPTIONS, ROTATIONS, SEVERITIES, TRANSLATIONS, corrupt, rotate, translate
 
 # the affine part of elastic_transform shrinks as its displacement grows: so in CIFAR-10-C itself
@@ -120,7 +120,7 @@ def test_gaussian_blur_is_scipys(images: Tensor) -> None:
 def test_mirrored_blur_is_scipys() -> None:
     x = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))
     expected = scipy.ndimage.gaussian_filter(x.numpy(), (0, 0, 6.4, 6.4), mode="reflect")
-    blurred = shift.separable(x, shift.blurring(x, 6.4, mirror=True))
+    blurred = filters.separable(x, filters.blurring(x, 6.4, mirror=True))
     torch.testing.assert_close(blurred.numpy(), expected, atol=1e-5, rtol=0)
 
 
@@ -139,7 +139,7 @@ def test_glass_blur_only_moves_pixels() -> None:
     number = torch.arange(1024.0).view(1, 1, 32, 32).expand(4, 3, 32, 32) / 1023
     source = (CORRUPTIONS["glass_blur"](number, 1, torch.Generator().manual_seed(0)) * 1023).round().long()
     assert torch.equal(source[:, 0], source[:, 1])
-    up, left = shift.coordinates(number)[0] - source[:, 0] // 32, shift.coordinates(number)[1] - source[:, 0] % 32
+    up, left = filters.coordinates(number)[0] - source[:, 0] // 32, filters.coordinates(number)[1] - source[:, 0] % 32
     for back in (up, left):
         assert set(back.unique().tolist()) == {0, 1}
         assert not back[:, :2].any()
@@ -157,7 +157,7 @@ def test_smear_is_a_loop_over_the_line() -> None:
             row = np.clip(np.arange(32) + round(step * np.sin(angle)), 0, 31)
             column = np.clip(np.arange(32) + round(step * np.cos(angle)), 0, 31)
             expected[n] += weight * x[n].numpy()[:, row][:, :, column]
-    torch.testing.assert_close(shift.smear(x, 6, 2, degrees).double().numpy(), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(filters.smear(x, 6, 2, degrees).double().numpy(), expected, atol=1e-6, rtol=0)
 
 
 def test_zoom_is_scipys() -> None:
@@ -168,11 +168,11 @@ def test_zoom_is_scipys() -> None:
         zoomed = scipy.ndimage.zoom(x[top : top + kept, top : top + kept].numpy(), factor, order=1)
         trim = (len(zoomed) - 32) // 2
         expected = torch.from_numpy(zoomed[trim : trim + 32, trim : trim + 32])
-        torch.testing.assert_close(shift.separable(x, shift.zooming(x, factor)), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(filters.separable(x, filters.zooming(x, factor)), expected, atol=1e-5, rtol=0)
 
 
 def test_plasma_is_seamless_and_fills_the_range() -> None:
-    clouds = shift.plasma(torch.Generator().manual_seed(0), 200, 32, decay=1.75)
+    clouds = filters.plasma(torch.Generator().manual_seed(0), 200, 32, decay=1.75)
     assert torch.equal(clouds.amin((1, 2, 3)), torch.zeros(200))
     assert torch.equal(clouds.amax((1, 2, 3)), torch.ones(200))
     within = (clouds[..., 1:] - clouds[..., :-1]).abs().mean().item()
@@ -182,7 +182,7 @@ def test_plasma_is_seamless_and_fills_the_range() -> None:
 
 def test_distance_is_scipys() -> None:
     mask = torch.rand(4, 1, 32, 32, generator=torch.Generator().manual_seed(0)) < 0.02
-    for found, of in zip(shift.distance_to(mask)[:, 0], mask[:, 0], strict=True):
+    for found, of in zip(filters.distance_to(mask)[:, 0], mask[:, 0], strict=True):
         expected = torch.from_numpy(scipy.ndimage.distance_transform_edt(~of.numpy())).float()
         torch.testing.assert_close(found, expected)
 
@@ -221,7 +221,7 @@ def test_elastic_transform_moves_pixels_as_far_as_published() -> None:
         y = CORRUPTIONS["elastic_transform"](x, severity, torch.Generator().manual_seed(0))
         corner = (y - x)[:, :2, 26, 26] * 31
         # uniform noise of variance 1/3, blurred in two dimensions by a Gaussian
-        gain = (shift.blurring(x, sigma, mirror=True)[16] ** 2).sum()
+        gain = (filters.blurring(x, sigma, mirror=True)[16] ** 2).sum()
         expected = (shake**2 / 3 + alpha**2 / 3 * gain**2).sqrt()
         assert corner.std().item() == pytest.approx(expected.item(), rel=0.1)
 

@@ -5,12 +5,12 @@ import torch
 
 from demur.outliers.synthetic import (
     BY_DEFAULT,
-    IndependentColumns,
-    JoinedHalves,
-    ShuffledPatches,
-    ShuffledWords,
-    SmoothNoise,
-    WidenedBox,
+    independent_columns,
+    joined_halves,
+    shuffled_patches,
+    shuffled_words,
+    smooth_noise,
+    widened_box,
 )
 from demur.outliers.values import (
     Given,
@@ -36,13 +36,13 @@ TOKENS = torch.tensor([[0, 0, 5], [0, 6, 7], [8, 9, 10]])
 
 
 def test_columns_keep_their_values_and_lose_their_company():
-    made = IndependentColumns(ROWS).epoch(GENERATOR)
+    made = independent_columns(ROWS, GENERATOR)
     assert torch.equal(made.sort(0).values, ROWS.sort(0).values)
     assert torch.corrcoef(made.T).fill_diagonal_(0).abs().max() < 0.3
 
 
 def test_the_box_is_twice_as_wide_as_the_rows():
-    made = torch.cat([WidenedBox(ROWS).epoch(GENERATOR) for _ in range(50)])
+    made = torch.cat([widened_box(ROWS, GENERATOR) for _ in range(50)])
     low, high = ROWS.amin(0), ROWS.amax(0)
     torch.testing.assert_close(made.mean(0), (low + high) / 2, atol=0.1, rtol=0)
     torch.testing.assert_close(made.amin(0), low - (high - low) / 2, atol=0.02, rtol=0.02)
@@ -50,7 +50,7 @@ def test_the_box_is_twice_as_wide_as_the_rows():
 
 
 def test_patches_are_moved_whole():
-    made = ShuffledPatches(IMAGES).epoch(GENERATOR)
+    made = shuffled_patches(IMAGES, GENERATOR)
     assert not torch.equal(made, IMAGES)
 
     def patches(x):  # 10x13 has five by six patches of 2x2, and a column left over
@@ -63,7 +63,7 @@ def test_patches_are_moved_whole():
 
 def test_halves_are_of_two_images_and_stay_where_they_were():
     images = torch.arange(200, dtype=torch.uint8).reshape(200, 1, 1, 1).expand(200, 3, 10, 13)
-    made = JoinedHalves(images).epoch(GENERATOR)
+    made = joined_halves(images, GENERATOR)
     assert made.dtype == torch.uint8
     first, last = made[:, 0, 0, 0], made[:, 0, -1, -1]
     assert torch.equal(first, images[:, 0, 0, 0])
@@ -78,19 +78,29 @@ def test_halves_are_of_two_images_and_stay_where_they_were():
 
 
 def test_smooth_noise_has_the_images_type_and_range():
-    assert SmoothNoise(IMAGES).epoch(GENERATOR).dtype == torch.uint8
+    assert smooth_noise(IMAGES, GENERATOR).dtype == torch.uint8
     floats = 3 * torch.rand(4, 1, 16, 16, generator=GENERATOR) - 2
-    made = SmoothNoise(floats).epoch(GENERATOR)
+    made = smooth_noise(floats, GENERATOR)
     assert made.dtype == torch.float32
     assert floats.min() <= made.min() < -1
     assert 0 < made.max() <= floats.max()
 
 
 def test_words_are_dealt_out_anew_and_padding_stays():
-    made = ShuffledWords(TOKENS).epoch(GENERATOR)
+    made = shuffled_words(TOKENS, GENERATOR)
     assert torch.equal(made == 0, TOKENS == 0)
     assert sorted(made.flatten().tolist()) == sorted(TOKENS.flatten().tolist())
     assert not torch.equal(made, TOKENS)
+
+
+def mirrored(rows, generator):
+    return -rows
+
+
+def test_a_function_of_ones_own_is_a_source():
+    source = build(synthetic(f"{__name__}:mirrored"), "tables", ROWS)
+    assert source.shape == ROWS.shape
+    assert torch.equal(source.to("cpu").epoch(GENERATOR), -ROWS)
 
 
 @pytest.mark.parametrize(("kind", "inliers"), [("tables", ROWS), ("images", IMAGES), ("texts", TOKENS)])

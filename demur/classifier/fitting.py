@@ -9,13 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from demur.audit import LEAK
 from demur.classifier.decision import Decision, least_count
 from demur.inference import Inference, Laplace
 from demur.methods import Method
 from demur.metrics import Prediction
 from demur.networks import Network
-from demur.outliers.sharpness import auroc_by_sharpness
+from demur.outliers.sharpness import LEAK, auroc_by_sharpness
 from demur.posterior import Posterior
 from demur.streams import generator_for
 

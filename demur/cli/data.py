@@ -60,7 +60,7 @@ def add_data(
     data: Data = None,
 ) -> None:
     """Take in files that you already have."""
-    from demur.data.formats import add
+    from demur.data.adding import add
 
     store = open_store(data)
     check_folder(store.root, overwrite=False)

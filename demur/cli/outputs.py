@@ -16,6 +16,7 @@ import typer
 
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that are there already.")]
 
+FIGURES = (".png", ".svg", ".pdf")
 LOOKED_AT = 4096  # bytes at the beginning, by which a file is recognised
 
 

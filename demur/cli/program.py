@@ -10,7 +10,7 @@ from typing import Annotated, cast
 import typer
 
 import demur
-from demur.cli import data, models, serving, studies
+from demur.cli import bench, data, models, results, serving, studies
 
 app = typer.Typer(
     help="Classifiers that know when they do not know: Bayesian neural networks that have been shown outliers.",
@@ -19,6 +19,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(studies.app)
+app.add_typer(results.app)
+app.add_typer(bench.app)
 app.add_typer(models.app)
 app.add_typer(serving.app)
 app.add_typer(data.app, name="data")

@@ -19,6 +19,14 @@ Data = Annotated[
 DeviceName = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of initialisation, batches and draws.")]
 
+OwnScores = Annotated[
+    list[str] | None, typer.Option(help="Beside demur's: mypackage.mymodule:name, high for outliers; may be repeated.")
+]
+OwnMetrics = Annotated[
+    list[str] | None,
+    typer.Option(help="Beside demur's: mypackage.mymodule:name, of predictions and labels; may be repeated."),
+]
+
 
 def make_console() -> "Console":
     """As wide as the terminal; piped, wide enough for any table."""

@@ -1,7 +1,6 @@
-"""Commands for the paper and for research: run, toy, demo, study, report, pack, unpack, audit, bench."""
+"""Commands that fit and test: run, toy, demo, study; and audit, which looks at a task before."""
 
 import json
-import os
 import sys
 import time
 from functools import partial
@@ -13,9 +12,9 @@ import typer
 from typer.core import TyperCommand
 
 import demur
-from demur.cli.outputs import Overwrite, check_distinct, check_file, check_folder, write_whole
+from demur.cli.outputs import FIGURES, Overwrite, check_distinct, check_file, check_folder, write_whole
 from demur.cli.progress import progress
-from demur.cli.shared import Data, DeviceName, Seed, device_named, make_console, networks_in, open_store
+from demur.cli.shared import Data, OwnMetrics, OwnScores, Seed, device_named, make_console, networks_in, open_store
 
 if TYPE_CHECKING:
     from demur.study.grid import Setting
@@ -24,16 +23,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="digits, blobs, fashion_mnist, cifar10, sst, ...")]
-FIGURES = (".png", ".svg", ".pdf")
 RUN = rb'\{\s*"demur": "[^"]*",\s*"task": '  # the beginning of what --json writes
-BENCH = rb'\{\s*"demur": "[^"]*",\s*"rows": '
-OwnScores = Annotated[
-    list[str] | None, typer.Option(help="Beside demur's: mypackage.mymodule:name, high for outliers; may be repeated.")
-]
-OwnMetrics = Annotated[
-    list[str] | None,
-    typer.Option(help="Beside demur's: mypackage.mymodule:name, of predictions and labels; may be repeated."),
-]
 OutliersName = Annotated[str | None, typer.Option("--outliers", help="To train with; a+b mixes in equal parts.")]
 
 
@@ -304,73 +294,6 @@ def study(
 
 
 @app.command()
-def report(
-    sources: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Folders of runs, or with the results.csv and cells.csv of a report; by default runs."),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for tables, figures and index.html.")] = Path("report"),
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; by default one a core.")] = None,
-    score: OwnScores = None,
-    metric: OwnMetrics = None,
-    overwrite: Overwrite = False,
-) -> None:
-    """Set every measured figure beside the published one: tables, figures, RESULTS.md, and one page that shows all.
-
-    Several folders become one report; where two have the same cell, the later named wins.
-    """
-    writes = ("results.csv", "cells.csv", "RESULTS.md", "claims.md", "index.html", "tables", "figures")
-    check_folder(out, overwrite, writes=writes, marks={"results.csv": b"task,outliers,method,seed,convention,"})
-
-    from demur.paper.measuring import values_of
-    from demur.report.page import write_report
-    from demur.study.table import Own, gather
-
-    console = make_console()
-    with progress(console, "report") as describe:
-        cells = gather(
-            sources or [Path("runs")],
-            values_of,
-            jobs or os.cpu_count() or 1,
-            lambda number, total: describe(f"measured {number} of {total} cells"),
-            own=Own(tuple(metric or ()), tuple(score or ())),
-        )
-        describe(f"tables and figures of {len(cells)} cells")
-        out.mkdir(parents=True, exist_ok=True)
-        write_report(cells, out)
-    print(f"wrote {out / 'index.html'} and {out / 'RESULTS.md'} from {len(cells)} cells")
-
-
-@app.command()
-def pack(
-    out: Annotated[Path, typer.Argument(help="Folder for the packed files.")],
-    runs: Annotated[Path, typer.Option(help="Folder of results.")] = Path("runs"),
-    overwrite: Overwrite = False,
-) -> None:
-    """Put the predictions of a study into a few files of at most 15 MiB, to move it to another machine."""
-    check_folder(out, overwrite, writes=[path.name for path in out.glob("pack-*.safetensors")])
-
-    from demur.study.results import pack as pack_predictions
-
-    for path in pack_predictions(runs, out):
-        print(path)
-
-
-@app.command()
-def unpack(
-    files: Annotated[list[Path], typer.Argument(help="All files of a pack.")],
-    runs: Annotated[Path, typer.Option(help="Folder of results.")] = Path("runs"),
-) -> None:
-    """Put packed predictions back into a folder of results; what is there stays."""
-    check_folder(runs, overwrite=False)
-
-    from demur.study.results import unpack as unpack_predictions
-
-    for folder in unpack_predictions(files, runs):
-        print(folder)
-
-
-@app.command()
 def audit(
     task: TaskName,
     outliers: OutliersName = None,
@@ -389,68 +312,6 @@ def audit(
         draw_sharpness(loaded, figure)
     for line in audit_task(loaded, open_store(data)).lines():
         print(line)
-
-
-@app.command()
-def bench(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Rows; all where none is named.")
-    ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
-    figure: Annotated[Path | None, typer.Option(help="Draw how cost grows (the row `growth`) there.")] = None,
-    laplace_python: Annotated[str | None, typer.Option(help="Python of an environment with laplace-torch.")] = None,
-    small: Annotated[bool, typer.Option("--small", help="Try every row in seconds; the figures mean nothing.")] = False,
-    overwrite: Overwrite = False,
-    device: DeviceName = "auto",
-) -> None:
-    """Measure training, curvature, prediction and metrics beside what else there is, in turns; medians and ratios."""
-    check_distinct(json_file, figure)
-    check_file(json_file, overwrite, mark=BENCH)
-    check_file(figure, overwrite, suffixes=FIGURES)
-
-    _find_benchmarks()
-    from dataclasses import asdict
-
-    from benchmarks import cpu, gpu
-    from benchmarks.frame import Conditions, run_rows
-    from benchmarks.growth import draw_growth, measure_growth
-    from benchmarks.render import lines
-    from demur.names import choose
-    from demur.study.cells import circumstances
-
-    rows = {row.name: row for row in (*cpu.ROWS, *gpu.ROWS)}
-    for name in names or ():
-        choose({**rows, "growth": None}, name, "row")
-    chosen = [row for name, row in rows.items() if not names or name in names]
-    outcomes = []
-    for outcome in run_rows(chosen, Conditions(device_named(device), small, laplace_python)):
-        outcomes.append(outcome)
-        print(*lines(outcome, judge=not small), sep="\n", flush=True)
-    grown = []
-    if not names or "growth" in names:
-        print("growth: time and memory as sizes double four times; slope 1 is linear, 0 constant")
-        for line in measure_growth(small):
-            grown.append(line)
-            print("  {}: slope of time {:.2f}, of memory {:.2f}".format(line.name, *line.slopes), flush=True)
-    if figure is not None and grown:
-        draw_growth(grown, figure)
-    if json_file is not None:
-        measured = {"rows": [o.as_json() for o in outcomes], "growth": [asdict(line) for line in grown]}
-        record = {"demur": demur.__version__} | measured
-        write_whole(json_file, json.dumps(record | circumstances(device_named(device)), indent=2) + "\n")
-
-
-def _find_benchmarks() -> None:
-    """They lie beside the package in its source, and are no part of what is installed from an index."""
-    import demur
-
-    source = Path(demur.__file__).parents[1]
-    if not (source / "benchmarks" / "frame.py").is_file():
-        raise ValueError(
-            "the benchmarks come with demur's source, not with the installed package; get the source, and there: "
-            "pip install -e . && demur bench"
-        )
-    sys.path.insert(0, str(source))
 
 
 def load_named(

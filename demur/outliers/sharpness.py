@@ -13,6 +13,8 @@ from torch import Tensor
 from demur.metrics import Separation
 from demur.outliers.spectrum import log_power
 
+LEAK = 0.9  # AUROC by one thing alone that is worth a warning
+
 
 @dataclass(frozen=True)
 class Sharpness:

@@ -15,7 +15,7 @@ from torch import Tensor
 from demur.names import OLD_NAMES, choose_or_import, current
 from demur.outliers.noise import Mixed
 from demur.outliers.spectrum import Matched, matched, mean_power
-from demur.outliers.synthetic import SYNTHETIC
+from demur.outliers.synthetic import SYNTHETIC, FromInliers
 from demur.training_data import Fixed, OutlierSource
 
 AND = "+"
@@ -146,7 +146,8 @@ def build(
 
     def source(leaf: Leaf) -> OutlierSource:
         if isinstance(leaf, Synthetic):
-            return choose_or_import(SYNTHETIC[kind], leaf.name, f"synthetic outliers for {kind}")(inliers)
+            how = choose_or_import(SYNTHETIC[kind], leaf.name, f"synthetic outliers for {kind}")
+            return FromInliers(inliers, how)
         if isinstance(leaf, SpectrumMatched):
             if kind != "images":
                 raise ValueError(f"outliers {str(leaf)!r} are images, and the data is {kind}; leave them out")

@@ -20,7 +20,7 @@ from demur.outliers.values import build, parse, sets_of
 from demur.streams import generator_for
 from demur.tasks.augment import Jitter, random_crops
 from demur.tasks.base import Task, TestData
-from demur.tasks.shift import grey
+from demur.tasks.filters import grey
 from demur.training_data import Augment, Fixed, OutlierSource, Split, TrainingData
 
 OOD_COUNT = 10_000
