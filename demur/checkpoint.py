@@ -70,14 +70,14 @@ def checkpointed(path: Path, made_with: str = "") -> Iterator[Kept]:
 
 def seconds_in(path: Path) -> float:
     """Of the training that was stopped and is kept there; 0 where nothing is."""
-    found = _read(path)
-    return 0.0 if found is None else float(found[0]["seconds"])
+    state = _read(path)
+    return 0.0 if state is None else float(state[0]["seconds"])
 
 
 def epochs_in(path: Path) -> int:
     """That were done when training was stopped; 0 where nothing is kept."""
-    found = _read(path)
-    return 0 if found is None else int(found[0]["epoch"])
+    state = _read(path)
+    return 0 if state is None else int(state[0]["epoch"])
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
@@ -153,10 +153,10 @@ class Checkpoint:
                 stacklevel=3,
             )
         self.place.used.add(self.path)
-        found = _read(self.path)
-        if found is None or found[0]["identity"] != self.identity:
+        state_before = _read(self.path)
+        if state_before is None or state_before[0]["identity"] != self.identity:
             return 0
-        header, tensors = found
+        header, tensors = state_before
 
         def under(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

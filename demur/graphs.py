@@ -119,7 +119,7 @@ def fastest_convolutions() -> Iterator[None]:
 
 def of_start_up(message: object) -> bool:
     """What CUDA's libraries say of their own start-up, which is of no use to anybody."""
-    return any(said in str(message) for said in ("TensorFloat32", "cuBLAS"))
+    return any(known in str(message) for known in ("TensorFloat32", "cuBLAS"))
 
 
 def needs_host(step: Callable[[], None]) -> bool:

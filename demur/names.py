@@ -50,8 +50,8 @@ def choose_or_import(table: Mapping[str, T], name: str, kind: str) -> T:
     """
     if name in table or not is_imported(name):
         return choose(table, name, kind)
-    found: T = import_named(name, kind)
-    return found
+    imported: T = import_named(name, kind)
+    return imported
 
 
 def is_imported(name: str) -> bool:
@@ -77,7 +77,7 @@ def import_module(name: str, wanted: str) -> ModuleType:
     """The module; what goes wrong in it is said in a sentence, with the place."""
     top, here = name.partition(".")[0], str(Path.cwd())
     if top not in sys.modules and find_spec(top) is None:
-        if not any((Path(here) / found).exists() for found in (top, f"{top}.py")):
+        if not any((Path(here) / module).exists() for module in (top, f"{top}.py")):
             raise ValueError(f"{wanted} needs the module {top!r}, which is neither installed nor in {here}")
         sys.path.append(here)  # for good: who pickles what is in the module must find it again
     try:

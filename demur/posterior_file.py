@@ -185,11 +185,11 @@ def _unpack(
         parts = enumerate(header["parts"])
         return Mixture(tuple(_unpack(part, f"{prefix}{index}/", tensors, build, device) for index, part in parts))
     network = build().to(device).eval()
-    found = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+    stored = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
     slots: dict[str, Tensor] = {f"mean/{name}": value for name, value in network.named_parameters()}
     slots |= {f"buffer/{name}": value for name, value in network.named_buffers()}
-    for key in slots.keys() | {key for key in found if not key.startswith("variance/")}:
-        saved, fresh = (tuple(side[key].shape) if key in side else None for side in (found, slots))
+    for key in slots.keys() | {key for key in stored if not key.startswith("variance/")}:
+        saved, fresh = (tuple(side[key].shape) if key in side else None for side in (stored, slots))
         if saved != fresh:
             raise ValueError(
                 f"{key.split('/', 1)[1]} is {saved or 'absent'} in the saved posterior, {fresh or 'absent'} in the "
@@ -197,10 +197,10 @@ def _unpack(
             )
     with torch.no_grad():
         for key, slot in slots.items():
-            slot.copy_(found[key])
+            slot.copy_(stored[key])
     if header["kind"] == "point":
         return Point(network)
     variance = {
-        key.removeprefix("variance/"): value.to(device) for key, value in found.items() if key.startswith("variance/")
+        key.removeprefix("variance/"): value.to(device) for key, value in stored.items() if key.startswith("variance/")
     }
     return Gaussian(network, variance, **with_current_names(header["settings"]), tuning=_tuning(header))

@@ -18,10 +18,10 @@ PACKAGE = Path(__file__).parent
 
 def digest(value: Any) -> str:
     """SHA-256 of tensors, wherever they lie in dataclasses, mappings and sequences: bytes, shapes, types and names."""
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
     for part in _parts(value):
-        found.update(part)
-    return found.hexdigest()
+        sha.update(part)
+    return sha.hexdigest()
 
 
 def _parts(value: Any) -> Iterator[Any]:

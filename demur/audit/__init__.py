@@ -41,11 +41,11 @@ class Audit:
                 f"the network can tell no set from the inliers by one feature with an AUROC above {100 * LEAK:.0f}"
             )
         if any(row.set == "outliers" and row.auroc > LEAK for row in self.sharpness):
-            said = "sharpness alone tells the training outliers from the inliers, and a network may learn little else"
+            line = "sharpness alone tells the training outliers from the inliers, and a network may learn little else"
             if self.overlaps and MATCHED not in self.outliers:
                 mixed = str(mix(parse(self.outliers), spectrum_matched(natural(self.overlaps[0].outliers))))
-                said += f"; see whether it does better if some are as sharp as the inliers: --outliers {mixed}"
-            lines.append(said)
+                line += f"; see whether it does better if some are as sharp as the inliers: --outliers {mixed}"
+            lines.append(line)
         return lines
 
 

@@ -52,7 +52,7 @@ def image_duplicates(task: Task) -> tuple[Duplicates, ...]:
         pairs = near_duplicates(x, shown)
         first, second = (as_input(images[index]) for images, index in zip((x, shown), pairs.T, strict=True))
         exact = pairs[(first == second).flatten(1).all(1)]
-        rows.append(Duplicates(name, len(x), *(tuple(found[:, 0].unique().tolist()) for found in (pairs, exact))))
+        rows.append(Duplicates(name, len(x), *(tuple(of[:, 0].unique().tolist()) for of in (pairs, exact))))
     return tuple(rows)
 
 
@@ -64,15 +64,15 @@ def near_duplicates(x: Tensor, outliers: Tensor) -> Tensor:
     """
     codes, outlier_codes = image_hash(x), image_hash(outliers)
     wanted = codes.shape[1] - 2 * MAX_FLIPS
-    found = []
+    proposed = []
     for row, some in enumerate(codes.split(4096)):
         for column, others in enumerate(outlier_codes.split(8192)):
             agreement = some @ others.T
             # few rows have any, so the best of each row first: half the time
             rows = (agreement.amax(1) >= wanted).nonzero()[:, 0]
             near = (agreement[rows] >= wanted).nonzero()
-            found.append(torch.stack([rows[near[:, 0]] + row * 4096, near[:, 1] + column * 8192], 1))
-    candidates = torch.cat(found)
+            proposed.append(torch.stack([rows[near[:, 0]] + row * 4096, near[:, 1] + column * 8192], 1))
+    candidates = torch.cat(proposed)
     close = [pixel_distance(x[pairs[:, 0]], outliers[pairs[:, 1]]) <= MAX_DISTANCE for pairs in candidates.split(4096)]
     return candidates[torch.cat(close)]
 
@@ -107,6 +107,6 @@ def text_duplicates(task: Task) -> tuple[Duplicates, ...]:
     rows = []
     for name, x in sets.items():
         long = ((x > UNKNOWN).sum(1) >= MIN_WORDS).tolist()
-        found = tuple(i for i, row in enumerate(x.cpu().numpy()) if long[i] and bytes(row) in shown)
-        rows.append(Duplicates(name, len(x), found, found))
+        repeated = tuple(i for i, row in enumerate(x.cpu().numpy()) if long[i] and bytes(row) in shown)
+        rows.append(Duplicates(name, len(x), repeated, repeated))
     return tuple(rows)

@@ -37,8 +37,8 @@ class Overlap:
 def class_overlap(task: Task, store: Store, outliers: str) -> Overlap:
     names = read_class_names(store.root / outliers) or store.classes(outliers, "train")
     known = read_known_overlap(store.root / outliers, task.name)
-    found = overlapping_classes(names, task.classes, known)
+    shared = overlapping_classes(names, task.classes, known)
     images, labels = store.images(outliers, "train")
-    shown = 0 if labels is None else int(torch.isin(labels, torch.tensor(found, dtype=torch.long)).sum())
-    first_names = tuple(names[index].split(",")[0] for index in found)
+    shown = 0 if labels is None else int(torch.isin(labels, torch.tensor(shared, dtype=torch.long)).sum())
+    first_names = tuple(names[index].split(",")[0] for index in shared)
     return Overlap(outliers, first_names, len(names), shown, len(images), known is not None)

@@ -17,11 +17,11 @@ def list_data(data: Data = None) -> None:
     from rich.table import Table
 
     store = open_store(data)
-    drawn = Table("name", "splits", "MiB", "where", "licence", box=None, pad_edge=False)
+    listed = Table("name", "splits", "MiB", "where", "licence", box=None, pad_edge=False)
     for holding in store.describe():
         splits = ", ".join(f"{split} {count:,}" for split, count in holding.splits.items()) or "-"
-        drawn.add_row(holding.name, splits, f"{holding.bytes / 2**20:.1f}", holding.where, holding.licence)
-    make_console().print(f"data sets in {store.root}:", drawn)
+        listed.add_row(holding.name, splits, f"{holding.bytes / 2**20:.1f}", holding.where, holding.licence)
+    make_console().print(f"data sets in {store.root}:", listed)
 
 
 @app.command("get")

@@ -287,8 +287,8 @@ def study(
     for failure in failures:
         print(f"demur: {failure.cell.task} {failure.cell.method} failed: {failure.reason}", file=sys.stderr)
     failed = {place.folder(fits[failure.cell]) for failure in failures}
-    for said in dict.fromkeys(str(error) for error in damaged if error.path.parent not in failed):
-        print(f"demur: {said}", file=sys.stderr)
+    for reason in dict.fromkeys(str(error) for error in damaged if error.path.parent not in failed):
+        print(f"demur: {reason}", file=sys.stderr)
     if failures or damaged:
         raise typer.Exit(1)
 

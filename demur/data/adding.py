@@ -50,13 +50,13 @@ def number_labels(
     names = known.classes if known else names_in_store(store, name, split)
     labels = np.asarray(part.labels).reshape(-1)
     if labels.dtype.kind == "U":
-        found = set(labels.tolist())
-        if all(label.isdecimal() for label in found) and not found <= set(names):
+        given = set(labels.tolist())
+        if all(label.isdecimal() for label in given) and not given <= set(names):
             labels = labels.astype(np.int64)
         else:
-            names = names or tuple(sorted(found))
-            if not found <= set(names):
-                stranger = min(found - set(names))
+            names = names or tuple(sorted(given))
+            if not given <= set(names):
+                stranger = min(given - set(names))
                 raise ValueError(f"{path} has a class {stranger!r}; the classes of {name} are {', '.join(names)}")
             numbers = {label: number for number, label in enumerate(names, known.first_label if known else 0)}
             labels = np.array([numbers[label] for label in labels.tolist()])
@@ -87,11 +87,11 @@ def check_part(name: str, part: Part, path: Path) -> None:
     if part.images is None:
         return
     if isinstance(part.images, np.ndarray):
-        found = part.images.shape
-        if part.images.dtype != np.uint8 or not (len(found) == 3 or (len(found) == 4 and found[3] in MODES)):
-            kind = f"{part.images.dtype} {found}"
+        shape = part.images.shape
+        if part.images.dtype != np.uint8 or not (len(shape) == 3 or (len(shape) == 4 and shape[3] in MODES)):
+            kind = f"{part.images.dtype} {shape}"
             raise ValueError(f"{path} has images that are {kind}; give uint8 (N, H, W) or (N, H, W, 3)")
-        channels, height, width = (1, *found[1:]) if len(found) == 3 else (found[3], *found[1:3])
+        channels, height, width = (1, *shape[1:]) if len(shape) == 3 else (shape[3], *shape[1:3])
     else:
         channels, height, width = image_shape(part.images[0])
     if known and known.shape and (channels > known.shape[0] or (height, width) != known.shape[1:]):

@@ -81,8 +81,8 @@ def decode_here(images: Sequence[bytes | None], shape: Shape, first: int) -> byt
         try:
             image = Image.open(io.BytesIO(encoded), formats=FORMATS)
             if image.size != (width, height) or image.mode not in MODES[channels] or is_deep(image):
-                found = f"{image.width}x{image.height} {'16-bit ' * is_deep(image)}{image.mode}"
-                raise ValueError(f"image {number} is {found}, not {width}x{height} {mode}")
+                actual = f"{image.width}x{image.height} {'16-bit ' * is_deep(image)}{image.mode}"
+                raise ValueError(f"image {number} is {actual}, not {width}x{height} {mode}")
             pixels.append(flattened(image, mode).tobytes())
         except (OSError, SyntaxError) as error:
             raise ValueError(f"image {number} is damaged ({error})") from error
@@ -95,8 +95,8 @@ def decode_in_process(images: Sequence[bytes | None], shape: Shape, first: int) 
     command = [sys.executable, "-P", __file__, *map(str, shape), str(first)]
     worker = subprocess.run(command, input=parcel, capture_output=True)
     if worker.returncode:
-        said = worker.stderr.decode().strip().splitlines() or [f"decoding ended with status {worker.returncode}"]
-        raise ValueError(said[-1].removeprefix("ValueError: "))
+        errors = worker.stderr.decode().strip().splitlines() or [f"decoding ended with status {worker.returncode}"]
+        raise ValueError(errors[-1].removeprefix("ValueError: "))
     return worker.stdout
 
 

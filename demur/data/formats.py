@@ -80,8 +80,8 @@ def to_png(pixels: np.ndarray) -> bytes:
 
 def split_named(name: str) -> str | None:
     """The split that a file's or folder's name speaks of."""
-    found = (split for word, split in SPLITS.items() if re.search(rf"(?<![a-z]){word}", name, re.IGNORECASE))
-    return next(found, None)
+    named = (split for word, split in SPLITS.items() if re.search(rf"(?<![a-z]){word}", name, re.IGNORECASE))
+    return next(named, None)
 
 
 @contextmanager
@@ -130,7 +130,7 @@ def read_classes(path: Path, split: str | None) -> Part:
 
 def find_images(path: Path) -> list[Path]:
     """Every image below a folder, in order; links are followed, hidden files and folders are not looked at."""
-    found: list[Path] = []
+    images: list[Path] = []
     above = {path: {path.resolve()}}  # by folder, those that it lies in
     for name, folders, files in os.walk(path, onerror=_refuse_folder, followlinks=True):
         folder = Path(name)
@@ -144,8 +144,8 @@ def find_images(path: Path) -> list[Path]:
             if not file.exists() and file.suffix.lower() not in IMAGES:
                 raise ValueError(f"{file} is a link to nothing; mend or remove it")
             if file.suffix.lower() in IMAGES and (file.is_file() or not file.exists()):
-                found.append(file)
-    return sorted(found)
+                images.append(file)
+    return sorted(images)
 
 
 def _refuse_folder(error: OSError) -> None:
@@ -202,7 +202,7 @@ def read_idx(path: Path) -> Iterator[Part]:
     for file in sorted(path.glob("*images*idx3-ubyte*")) if path.is_dir() else [path]:
         other = file.name.replace("images", "labels").replace("idx3", "idx1").removesuffix(".gz")
         labels = next(
-            (found for found in (file.with_name(other), file.with_name(other + ".gz")) if found.exists()), None
+            (beside for beside in (file.with_name(other), file.with_name(other + ".gz")) if beside.exists()), None
         )
         if labels is None or "images" not in file.name:
             raise ValueError(f"{file} needs a file of images and, beside it, {other} with the labels; give the images")

@@ -65,12 +65,12 @@ class Store:
         """Images (N, C, H, W), uint8, and labels (N,), None where there are none; writing to them changes no file."""
         shards = self.shards(name, split)
         kept = (self.cache or self.root / ".decoded") / f"{name}-{split}.safetensors"
-        found = read_decoded(kept, shards)
-        if found is None:
+        tensors = read_decoded(kept, shards)
+        if tensors is None:
             files = fingerprint(shards)  # before decoding, lest a file replaced meanwhile pass for the decoded one
-            found = decode_shards(shards, CATALOGUE.get(name))
-            keep_decoded(kept, found, files)
-        return found["images"], found.get("labels")
+            tensors = decode_shards(shards, CATALOGUE.get(name))
+            keep_decoded(kept, tensors, files)
+        return tensors["images"], tensors.get("labels")
 
     def texts(self, name: str, split: str) -> tuple[list[str], Tensor | None]:
         """Texts and their labels (N,), None where the set has none."""
@@ -78,8 +78,8 @@ class Store:
         rows = [read_rows(path, "text", CATALOGUE.get(name)) for path in shards]
         for path, (column, _) in zip(shards, rows, strict=True):
             if column.null_count or column.type not in (pa.string(), pa.large_string()):
-                found = f"{column.type}, {column.null_count} of them null"
-                raise ValueError(f"{path} has texts of type {found}; get or add {name} again")
+                column_type = f"{column.type}, {column.null_count} of them null"
+                raise ValueError(f"{path} has texts of type {column_type}; get or add {name} again")
         texts = [text for column, _ in rows for text in column.to_pylist()]
         return texts, joined_labels(shards, [labels for _, labels in rows])
 
@@ -243,8 +243,8 @@ def decode_shards(shards: list[Path], known: DataSet | None) -> dict[str, Tensor
         images[done : done + len(encoded)] = pixels.reshape(-1, height, width, channels).transpose(0, 3, 1, 2)
         done += len(encoded)
         labels.append(part)
-    found, joined = torch.from_numpy(images), joined_labels(shards, labels)
-    return {"images": found} if joined is None else {"images": found, "labels": joined}
+    stacked, joined = torch.from_numpy(images), joined_labels(shards, labels)
+    return {"images": stacked} if joined is None else {"images": stacked, "labels": joined}
 
 
 def read_decoded(kept: Path, shards: list[Path]) -> dict[str, Tensor] | None:
@@ -258,16 +258,16 @@ def read_decoded(kept: Path, shards: list[Path]) -> dict[str, Tensor] | None:
     try:
         with safe_open(kept, "pt") as file:
             files = json.loads(file.metadata()["files"])
-            found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, it is no dict
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, it is no dict
     except (SafetensorError, OSError):
         return None  # a damaged copy is no loss: it is made anew
     if files["stamps"] == [stamp(path) for path in shards]:
-        return found
+        return tensors
     now = fingerprint(shards)
     if files["sha256"] != now["sha256"]:
         return None
-    keep_decoded(kept, found, now)
-    return found
+    keep_decoded(kept, tensors, now)
+    return tensors
 
 
 def keep_decoded(kept: Path, tensors: dict[str, Tensor], files: dict[str, list[Any]]) -> None:

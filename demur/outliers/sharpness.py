@@ -48,8 +48,8 @@ def _told(
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
     model.fit(np.concatenate([train, learned]), np.repeat([0, 1], [len(train), len(learned)]))
     inside = -model.decision_function(test)
-    found = {name: Separation(inside, -model.decision_function(x)) for name, x in others.items()}
-    return tuple(Sharpness(name, one.auroc, one.fpr95) for name, one in found.items())
+    separations = {name: Separation(inside, -model.decision_function(x)) for name, x in others.items()}
+    return tuple(Sharpness(name, one.auroc, one.fpr95) for name, one in separations.items())
 
 
 def sharpness_table(rows: Sequence[Sharpness]) -> list[str]:

@@ -129,12 +129,12 @@ def read_posterior(folder: Path, build: Callable[[], nn.Module], device: str, da
     """The one in the folder, unless it was fitted with other data than there is now."""
     path = folder / POSTERIOR
     try:
-        said = json.loads(read_about(path).get("data", "null"))
+        recorded = json.loads(read_about(path).get("data", "null"))
         posterior = load(path, build, device)
     except ValueError as error:
         raise ValueError(f"{error}; delete {path}, and the study fits it anew") from None
-    if said is not None and said != data:
-        other = ", ".join(name for name in {**said, **data} if said.get(name) != data.get(name))
+    if recorded is not None and recorded != data:
+        other = ", ".join(name for name in {**recorded, **data} if recorded.get(name) != data.get(name))
         raise ValueError(
             f"{folder} was fitted with other data ({other}) than there is now; delete it, or name new runs"
         )

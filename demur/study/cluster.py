@@ -125,10 +125,10 @@ def work(
 
 
 def unpickled(step: bytes, path: Sequence[str]) -> Step:
-    """A step may name what is in a module of the user's, which is found where whoever sent it found it."""
+    """A step may name what is in a module of the user's, which is unpacked where whoever sent it unpacked it."""
     sys.path.extend(folder for folder in path if folder not in sys.path)
-    found: Step = pickle.loads(step)
-    return found
+    unpacked: Step = pickle.loads(step)
+    return unpacked
 
 
 def attempt_apart(step: Step, place: Place, folders: Mapping[str, Files]) -> tuple[Outcome, Files]:

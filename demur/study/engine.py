@@ -205,12 +205,12 @@ def seconds_left(study: Study, place: Place, jobs: int = 1) -> str:
 
 def results_of(study: Study, place: Place, left_out: Callable[[DamagedCell], None] = leave_out) -> list[Result]:
     """What is done of the cells, in their order, but damaged ones; by default they are warned of."""
-    found = []
+    results = []
     for cell in study.cells:
         folder = place.folder(study.resolve(cell, place.store))
         try:
             if is_done(folder, cell.further):
-                found.append(read_result(folder, cell))
+                results.append(read_result(folder, cell))
         except DamagedCell as error:
             left_out(error)
-    return found
+    return results

@@ -57,11 +57,11 @@ def mean_of(parts: Sequence[Resampled]) -> Resampled:
     return float(np.mean([value for value, _ in parts])), np.mean([again for _, again in parts], axis=0)
 
 
-def resampled(metric: str, prediction: Prediction, y: Tensor, drawn: Counts) -> Resampled:
+def resampled(metric: str, prediction: Prediction, y: Tensor, resamples: Counts) -> Resampled:
     """One of `METRICS` that has an interval."""
     again = METRICS[metric].again
     assert again is not None
-    return METRICS[metric](prediction, y), again(prediction, y, drawn)
+    return METRICS[metric](prediction, y), again(prediction, y, resamples)
 
 
 def scored(metric: str, score: str) -> str:
@@ -71,29 +71,29 @@ def scored(metric: str, score: str) -> str:
 
 def _inside(result: Result, measures: Measures) -> Iterator[tuple[Place, Value]]:
     test, y = result.test, result.y
-    drawn = counts(TEST, len(test))
+    resamples = counts(TEST, len(test))
     for name, metric in measures.metrics.items():
         value = metric(test, y)
-        yield (TEST, name), Value(value) if metric.again is None else bounded((value, metric.again(test, y, drawn)))
+        yield (TEST, name), Value(value) if metric.again is None else bounded((value, metric.again(test, y, resamples)))
     yield (TEST, "majority"), Value(float(y.bincount().max() / len(y)))
 
 
 def _outside(result: Result, means: Mapping[str, Sequence[str]], measures: Measures) -> Iterator[tuple[Place, Value]]:
-    found: dict[Place, Resampled] = {}
+    with_resamples: dict[Place, Resampled] = {}
     for name, outside in result.ood.items():
-        drawn = counts(TEST, len(result.test)), counts(name, len(outside))
+        resamples = counts(TEST, len(result.test)), counts(name, len(outside))
         for metric, value in ood_metrics(result.test, outside, measures.scores).items():
             yield (name, metric), Value(value)
-        found[name, "mmc"] = resampled("mmc", outside, result.y, drawn[1])
+        with_resamples[name, "mmc"] = resampled("mmc", outside, result.y, resamples[1])
         for score, of in measures.scores.items():
             inlying, outlying = (of(result.test), of(outside)) if of.bounded else (None, None)
             if inlying is not None and outlying is not None:
                 separation = Separation(-inlying, -outlying)
                 for metric in AGAINST:
-                    again = against(metric, -inlying, -outlying, *drawn)
-                    found[name, scored(metric, score)] = getattr(separation, metric), again
-    for place, both in found.items():
+                    again = against(metric, -inlying, -outlying, *resamples)
+                    with_resamples[name, scored(metric, score)] = getattr(separation, metric), again
+    for place, both in with_resamples.items():
         yield place, bounded(both)
     for mean, names in means.items():
-        for metric in dict.fromkeys(metric for _, metric in found) if names else ():
-            yield (mean, metric), bounded(mean_of([found[name, metric] for name in names]))
+        for metric in dict.fromkeys(metric for _, metric in with_resamples) if names else ():
+            yield (mean, metric), bounded(mean_of([with_resamples[name, metric] for name in names]))

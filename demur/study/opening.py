@@ -16,10 +16,10 @@ def open_study(name: str) -> Study:
     """`grids/mine.py`, `grids/mine.py:large` where there are several, or `mypackage.mymodule:large`."""
     file = _file_in(name)
     if file is None:
-        found = import_named(name, "study")
-        if not isinstance(found, Study):
-            raise ValueError(f"{name!r} is not a study but {found!r:.60}; make one with demur.study.study(...)")
-        return found
+        named = import_named(name, "study")
+        if not isinstance(named, Study):
+            raise ValueError(f"{name!r} is not a study but {named!r:.60}; make one with demur.study.study(...)")
+        return named
     path, attribute = file
     if not path.is_file():
         raise ValueError(f"the file {path} does not exist; name a Python file with a study in it")
@@ -33,13 +33,13 @@ def open_study(name: str) -> Study:
     module = import_module(path.stem, f"study {name!r}")
     if module.__file__ is None or not Path(module.__file__).samefile(path):
         raise ValueError(f"{path} has the name of a module that is installed, {module.__file__}; rename it")
-    found = {each: value for each, value in vars(module).items() if isinstance(value, Study)}
-    if (attribute and attribute not in found) or not found:
+    studies = {each: value for each, value in vars(module).items() if isinstance(value, Study)}
+    if (attribute and attribute not in studies) or not studies:
         which = f"called {attribute!r}" if attribute else "in it"
         raise ValueError(f"{path} has no study {which}; write there: {attribute or 'grid'} = demur.study.study(...)")
-    if not attribute and len({id(value) for value in found.values()}) > 1:
-        raise ValueError(f"{path} has several studies; name one, as {path}:{next(iter(found))}")
-    return found[attribute or next(iter(found))]
+    if not attribute and len({id(value) for value in studies.values()}) > 1:
+        raise ValueError(f"{path} has several studies; name one, as {path}:{next(iter(studies))}")
+    return studies[attribute or next(iter(studies))]
 
 
 def _file_in(name: str) -> tuple[Path, str] | None:

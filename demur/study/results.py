@@ -158,12 +158,12 @@ def find_cells(runs: Path) -> list[tuple[Path, Cell]]:
 
     Damaged ones are left out, and warned of.
     """
-    found = []
+    cells = []
     for folder, record in read_records(runs):
         further = tuple(sorted(record.further))
         asked = dict.fromkeys(replace(cell, further=further) for cell in record.cells)
-        found += [(folder, cell) for cell in asked]
-    return sorted(found, key=lambda pair: [str(value) for value in astuple(pair[1])])
+        cells += [(folder, cell) for cell in asked]
+    return sorted(cells, key=lambda pair: [str(value) for value in astuple(pair[1])])
 
 
 def read_results(runs: Path) -> list[Result]:

@@ -105,10 +105,11 @@ def run(
     if load_from is None:
         posterior = inference.fit(given.network, likelihood, task.training, recipe)
     else:
-        said = read_about(load_from)
-        if said != {"task": task.name, "method": method.name}:
+        about = read_about(load_from)
+        if about != {"task": task.name, "method": method.name}:
             raise ValueError(
-                f"{load_from} holds {said or 'no method'}, not {method.name} on {task.name}; name what it was fitted as"
+                f"{load_from} holds {about or 'no method'}, not {method.name} on {task.name}; "
+                "name what it was fitted as"
             )
         posterior = load(load_from, partial(given.network, likelihood.num_outputs), task.training.train.x.device)
     if save_to is not None:

@@ -132,14 +132,14 @@ def read_tables(folder: Path) -> list[Measured]:
     cells = [_measured(folder / CELLS, number, line) for number, line in _read(folder / CELLS).iterrows()]
     if by_place.keys() != {one.place for one in cells}:
         raise ValueError(f"{path} and {folder / CELLS} are not of the same cells; make both anew from runs")
-    found = [replace(one, values=by_place[one.place]) for one in cells]
-    for one in found:
+    filled = [replace(one, values=by_place[one.place]) for one in cells]
+    for one in filled:
         if lacking := {TEST, *one.sets} - {name for name, _ in one.values}:
             raise ValueError(
                 f"{path} lacks figures on {', '.join(sorted(lacking))} of {one.cell.task} {one.cell.method}; "
                 "make both tables anew from runs"
             )
-    return found
+    return filled
 
 
 def _read(path: Path) -> pd.DataFrame:
@@ -203,12 +203,12 @@ def gather(
     Damaged cells are left out, and warned of. `measure` makes values of predictions; `after` is told of how many cells
     it has, of how many.
     """
-    found: dict[Cell, Measured] = {}
+    by_cell: dict[Cell, Measured] = {}
 
     def take(one: Measured) -> None:
         bare = replace(one.cell, further=())
-        before = found.get(bare)
-        found[bare] = _joined(before, one) if before is not None and _is_same_network(before, one) else one
+        before = by_cell.get(bare)
+        by_cell[bare] = _joined(before, one) if before is not None and _is_same_network(before, one) else one
 
     for source in sources:
         stored, cells = (source / RESULTS).exists(), find_cells(source)
@@ -216,13 +216,13 @@ def gather(
             raise ValueError(f"there are no results in {source}; make some with: demur study digits --runs {source}")
         for one in read_tables(source) if stored else ():
             take(one)
-        for number, made in enumerate(_measure_all(cells, partial(_measure_folder, measure, own), jobs), start=1):
-            if isinstance(made, DamagedCell):
-                leave_out(made)
+        for number, outcome in enumerate(_measure_all(cells, partial(_measure_folder, measure, own), jobs), start=1):
+            if isinstance(outcome, DamagedCell):
+                leave_out(outcome)
             else:
-                take(made)
+                take(outcome)
             after(number, len(cells))
-    return sorted(found.values(), key=lambda one: one.place)
+    return sorted(by_cell.values(), key=lambda one: one.place)
 
 
 def _is_same_network(one: Measured, other: Measured) -> bool:

@@ -61,7 +61,7 @@ def _patches(photograph: str, count: int, generator: torch.Generator) -> Tensor:
 
 def _letters(count: int, generator: torch.Generator) -> Tensor:
     """A to Z in Pillow's own typeface, of varied size, slant and place, reduced to 8x8 as the digits were."""
-    drawn = []
+    letters = []
     for index in range(count):
         letter = string.ascii_uppercase[index % 26]
         size, angle, right, down = torch.rand(4, generator=generator).tolist()
@@ -69,8 +69,8 @@ def _letters(count: int, generator: torch.Generator) -> Tensor:
         font = ImageFont.load_default(size=48 + 14 * size)
         at = (32 + 6 * (right - 0.5), 32 + 6 * (down - 0.5))
         ImageDraw.Draw(page).text(at, letter, fill=255, font=font, anchor="mm")
-        drawn.append(np.array(page.rotate(20 * (angle - 0.5), Image.Resampling.BILINEAR).reduce(8)))
-    return torch.from_numpy(np.stack(drawn)).unsqueeze(1)
+        letters.append(np.array(page.rotate(20 * (angle - 0.5), Image.Resampling.BILINEAR).reduce(8)))
+    return torch.from_numpy(np.stack(letters)).unsqueeze(1)
 
 
 def blobs() -> Task:

@@ -87,10 +87,10 @@ def image_task(
     outliers = outliers or natural_outliers(store)
     shown = build(parse(outliers), "images", train.x, store=from_store)
     origins = {ood: DERIVED_FROM.get(ood, ood) for ood in companions.ood}
-    found = {ood: present(store, origin, "test") for ood, origin in origins.items()}
+    sources = {ood: present(store, origin, "test") for ood, origin in origins.items()}
     ood_test = {
         ood if origin == origins[ood] else origin: fitted(drawn(store.images(origin, "test")[0]), shape)
-        for ood, origin in found.items()
+        for ood, origin in sources.items()
         if origin is not None
     }
     used = {*ood_test, *sets_of(outliers)}
@@ -100,7 +100,7 @@ def image_task(
         TrainingData(train, held_out, shown, companions.augment),
         TestData(test, ood_test | noise(drawn(test.x))),
         trained_with=outliers,
-        missing=tuple(ood for ood, origin in found.items() if origin is None),
+        missing=tuple(ood for ood, origin in sources.items() if origin is None),
         notes={other: f"stands in for {wanted}" for wanted, other in STAND_INS.items() if other in used},
     )
 

@@ -160,8 +160,8 @@ def pieces(words: Sequence[str], lengths: Tensor, generator: torch.Generator) ->
 
     A WikiText paragraph has 100 words, a question 10: uncut, length alone would tell them apart.
     """
-    drawn = lengths[torch.randint(len(lengths), (len(words),), generator=generator)]
-    ends = [end for end in drawn.cumsum(0).tolist() if end <= len(words)]
+    sampled = lengths[torch.randint(len(lengths), (len(words),), generator=generator)]
+    ends = [end for end in sampled.cumsum(0).tolist() if end <= len(words)]
     return [words[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
@@ -188,12 +188,12 @@ def training_and_validation(store: Store, name: str, limit: int | None = None) -
 
 def ood_texts(store: Store) -> dict[str, list[str]]:
     """The OOD test sets that are there, at most OOD_COUNT sentences each."""
-    found = {}
+    sets = {}
     for name in OOD:
         if store.has(name, "test"):
             texts, _ = store.texts(name, "test")
-            found[name] = [texts[i] for i in shuffled(len(texts))[:OOD_COUNT]]
-    return found
+            sets[name] = [texts[i] for i in shuffled(len(texts))[:OOD_COUNT]]
+    return sets
 
 
 def shuffled(count: int) -> list[int]:
