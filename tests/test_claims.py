@@ -278,8 +278,8 @@ def test_the_document_is_made_from_the_tables_alone(tmp_path: Path):
     assert claims_document(read_tables(tmp_path)) == text == claims_document(cells)
     lines = text.splitlines()
     some = "holds (3 of 3 tests, 12 more wait)"
-    assert f"| 2 | Plain Bayesian networks lose to OE | {some} | {some} | holds (15 of 15 tests) |" in lines
-    assert "| 9 | Text gains as well | waiting | waiting | holds in part (9 of 10 tests) |" in lines
+    assert f"| 2. Plain Bayesian networks lose to OE | {some} | {some} | holds (15 of 15 tests) |" in lines
+    assert "| 9. Text gains as well | waiting | waiting | holds in part (9 of 10 tests) |" in lines
     assert text.count("\n## ") == len(CLAIMS)
     assert "`demur study shift --task cifar10`" in text
     assert "Training seeds: corrected: mnist 3; published: mnist 3." in text

@@ -54,8 +54,8 @@ def beside_the_paper(cells: Sequence[Measured]) -> list[Section]:
     covered = Section(
         "Coverage",
         [
-            f"Of the {total['printed']:,} figures in the paper's tables, {both} convention are measured. A cell: so "
-            "many in the corrected convention, so many in the published one, of so many printed.",
+            f"Of the {total['printed']:,} figures in the paper's tables, {both} convention are measured. Where "
+            "the two differ, the corrected one stands first.",
             Sheet(["table", *tasks, "all"], rows),
         ],
     )
@@ -90,7 +90,8 @@ def _counted(counts: object, table: str, task: str) -> str:
     if (table, task) not in counts.index:  # type: ignore[attr-defined]
         return ""
     corrected, published, printed = counts.loc[table, task]  # type: ignore[attr-defined]
-    return f"{corrected}, {published} of {printed}" if corrected or published else f"0 of {printed}"
+    both = str(corrected) if corrected == published else f"{corrected}, {published}"
+    return f"{both} of {printed}"
 
 
 # the recommendation -------------------------------------------------------------------------------------------------

@@ -29,10 +29,10 @@ def summary(cells: Sequence[Measured]) -> Sheet | None:
     if all(one.text == WAITING for _, columns in found for one in columns[: len(CONVENTIONS)]):
         return None
     rows: list[list[Text]] = [
-        [str(number), title, *(one.text for one in columns), *["–"] * (len(COLUMNS) - len(columns))]
+        [f"{number}. {title}", *(one.text for one in columns), *["–"] * (len(COLUMNS) - len(columns))]
         for number, (title, columns) in enumerate(found, 1)
     ]
-    return Sheet(["", "claim", *COLUMNS], rows, names=2, written=True)
+    return Sheet(["claim", *COLUMNS], rows, written=True)
 
 
 def claims_document(cells: Sequence[Measured]) -> str | None:
