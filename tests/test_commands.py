@@ -84,7 +84,7 @@ def test_fit_predict_evaluate(tmp_path, kind):
     out = tmp_path / "out.csv"
     assert called("predict", model, test, "-o", out) == (0, "")
     rows = read_csv(out)
-    assert list(rows[0]) == ["input", "decision", "label", "probability", "outlier_score"]
+    assert list(rows[0]) == ["input", "decision", "label", "probability", "outlier_score", "p_value"]
     found = {row["input"]: row for row in rows}
     names = sorted(f"{of}/{n:04d}.png" for n, of in enumerate(y)) if kind == "images" else map(str, range(1, 61))
     assert list(found) == list(names)
@@ -108,7 +108,7 @@ def test_fit_predict_evaluate(tmp_path, kind):
     assert figures["shown", "none_share", "auroc"] > 0.9
     assert next(score for name, score, _ in figures if score) == "none_share"  # what is refused by comes first
     page = (report / "index.html").read_text("utf-8")
-    assert page.count("<figure ") == 3
+    assert page.count("<figure ") == 4
     assert "http" not in page.replace("http://www.w3.org", "")  # needs no network
 
 

@@ -129,26 +129,32 @@ def calibrated(prediction: Prediction, score: str, coverage: float, by_class: bo
         )
     groups = [scores]
     if by_class:
-        groups = _by_answer(scores, class_probs(prediction).argmax(1), num_classes, coverage)
+        answered = class_probs(prediction).argmax(1)
+        _warn_of_few(answered, num_classes, coverage)
+        groups = by_answer(scores, answered, num_classes, coverage)
     limits = [_limits_of(np.sort(group), coverage, score, num_classes) for group in groups]
     accept, unknown = zip(*limits, strict=True)
     return Decision(score, accept, unknown, coverage, min(map(len, groups)))
 
 
-def _by_answer(scores: Array, answered: NDArray[np.int64], num_classes: int, coverage: float) -> list[Array]:
+def by_answer(scores: Array, answered: NDArray[np.int64], num_classes: int, coverage: float) -> list[Array]:
     """The scores of each class's answers; classes with too few answers are taken together, as one group."""
     groups = [scores[answered == code] for code in range(num_classes)]
     few = [code for code, group in enumerate(groups) if len(group) < least_count(coverage)]
-    if not few:
-        return groups
-    together = np.concatenate([groups[code] for code in few])
-    warnings.warn(
-        f"{len(few)} of {num_classes} classes are answered for fewer than {least_count(coverage)} of the inliers that "
-        f"calibrate, which coverage={coverage} needs: they have one limit together, from {len(together)} inliers; give "
-        "more data, or raise validation",
-        stacklevel=4,
-    )
+    together = np.concatenate([groups[code] for code in few]) if few else scores
     return [(together if len(together) else scores) if code in few else group for code, group in enumerate(groups)]
+
+
+def _warn_of_few(answered: NDArray[np.int64], num_classes: int, coverage: float) -> None:
+    count = np.bincount(answered, minlength=num_classes)
+    few = count[count < least_count(coverage)]
+    if len(few):
+        warnings.warn(
+            f"{len(few)} of {num_classes} classes are answered for fewer than {least_count(coverage)} of the "
+            f"inliers that calibrate, which coverage={coverage} needs: they have one limit together, from "
+            f"{few.sum()} inliers; give more data, or raise validation",
+            stacklevel=4,
+        )
 
 
 def _limits_of(scores: Array, coverage: float, score: str, num_classes: int) -> tuple[float, float | None]:

@@ -8,15 +8,24 @@ from time import perf_counter
 from typing import Any, Self
 
 import numpy as np
+import pandas as pd
 import torch
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 import demur
 from demur.classifier import kinds
 from demur.classifier.builders import described, logits_of, wrapped
+from demur.classifier.conformal import (
+    Calibration,
+    benjamini_hochberg,
+    calibration_from_json,
+    calibration_of,
+    measured_sets,
+)
 from demur.classifier.decision import calibrated, class_probs, default_score, score_of
 from demur.classifier.fitting import (
     divided,
@@ -47,23 +56,25 @@ from demur.metrics import Array, Prediction
 from demur.names import choose, current, with_current_names
 from demur.networks import Network
 from demur.outliers.synthetic import BY_DEFAULT
-from demur.outliers.values import Given, Shown, SpectrumMatched, build, leaves, mix, parse
+from demur.outliers.values import Given, Shown, SpectrumMatched, Synthetic, build, leaves, mix, parse
 from demur.outliers.values import given as given_ones
 from demur.posterior_file import load as load_posterior
 from demur.predictive import predict
 from demur.streams import generator_for
-from demur.training_data import OutlierSource, Recipe, Split, TrainingData, check_finite
+from demur.training_data import OutlierSource, Recipe, Split, TrainingData
 
 
 @dataclass(frozen=True)
 class Answers:
     """What there is to say of N inputs: a decision (a label, "unsure" or "unknown"), the most probable class whatever
-    the decision, its probability given that it is one of the classes, and the score that is abstained by."""
+    the decision, its probability given that it is one of the classes, the score that is abstained by, and the p-value
+    of "this is an inlier" (None for a model that was saved before there were any)."""
 
     decision: np.ndarray
     label: np.ndarray
     probability: Array
     outlier_score: Array
+    p_value: Array | None = None
 
 
 class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -117,6 +128,11 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         self.device = device
         self.random_state = random_state
 
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True  # of tables: gaps in columns that have some in training
+        return tags
+
     # learning ------------------------------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any, outliers: Any = None) -> Self:
@@ -137,14 +153,15 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         check_parameters(self.get_params(deep=False))
         method = parse_method(self.method) if isinstance(self.method, str) else self.method
         kind = kinds.kind_of(X) if self.kind == "auto" else self.kind
-        preprocessing = choose(kinds.KINDS, kind, "kind of data")
+        choose(kinds.KINDS, kind, "kind of data")
         gathered = self._gathered(X, kind)
         self.classes_, indices = learned(y, len(gathered))
         codes = torch.from_numpy(indices)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        train, tuning, calibration = divided(codes, self.validation, self.coverage, seed, self.by_class)
+        mixed = isinstance(gathered, pd.DataFrame)
+        train, tuning, calibration = divided(codes, self.validation, self.coverage, seed, self.by_class, steady=mixed)
         self.held_out_ = torch.cat([tuning, calibration]).numpy()
-        self.preprocessing_ = preprocessing.of(_rows(gathered, train))
+        self.preprocessing_ = kinds.learned_from(_rows(gathered, train), kind)
         self.likelihood_ = method.likelihood(len(self.classes_))
 
         def split(rows: Tensor) -> Split:
@@ -161,6 +178,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         self.posterior_ = inference.fit(self.network_, self.likelihood_, data.to(device_of(self.device)), recipe)
         to_calibrate = self.predicted(calibrating.x)
         self.decision_ = calibrated(to_calibrate, default_score(self.likelihood_), float(self.coverage), self.by_class)
+        self.calibration_: Calibration | None = calibration_of(to_calibrate, calibrating.y, self.decision_)
         self.report_: dict[str, Any] = {
             "method": method.name,
             "trained": len(train),
@@ -173,6 +191,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
                 (to_calibrate, calibrating.y),
                 None if unseen is None else self.predicted(unseen),
             ),
+            "prediction_sets": measured_sets(self.calibration_, self.classes_, self.predicted(tuned.x), tuned.y),
             **tuned_prior(self.posterior_),
             **({"laplace_over": inference.over} if isinstance(inference, Laplace) else {}),
             "outliers": name,
@@ -188,11 +207,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
             return kinds.grey_values(X, what)
         if kind == "ready":
             return kinds.as_tensor(X, what)
-        if isinstance(X, Tensor):
-            X = X.numpy(force=True)
-        rows = validate_data(self, X, reset=fitting, dtype=np.float64, ensure_all_finite=False)
-        check_finite(what, torch.from_numpy(np.array(rows)))
-        return rows
+        return kinds.table_of(self, X, what, None if fitting else self.preprocessing_)
 
     def _outliers(
         self, outliers: Any, inliers: Tensor, held_out: Tensor, seed: int
@@ -211,25 +226,28 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
                 f"outliers {outliers!r} is a name; give inputs like X, or Classifier(synthetic={outliers!r}) to have "
                 "some made from X"
             )
-        kind = self.preprocessing_.synthetic_kind
+        kind, groups = self.preprocessing_.synthetic_kind, getattr(self.preprocessing_, "groups", ())
+        # whatever else is shown, a category or a gap that was never seen is to count against an input
+        unseen_too = [Synthetic("unseen")] if any(group.unseen for group in groups) else []
         if outliers is None:
-            shown = synthetic or parse(BY_DEFAULT[kind])
+            shown = mix(synthetic or parse(BY_DEFAULT[kind]), *unseen_too)
             if any(isinstance(leaf, Given | SpectrumMatched) for leaf in leaves(shown)):
                 raise ValueError(f"synthetic {str(shown)!r} goes beside real outliers, and there are none; give some")
-            source = build(shown, kind, inliers)
+            source = build(shown, kind, inliers, groups=groups)
             if kind == "texts":
                 warnings.warn(
                     "outliers of texts are made from their own words; real ones do better: any other texts at all, "
                     "as fit(X, y, outliers=texts)",
                     stacklevel=4,
                 )
-            return str(shown), source, build(shown, kind, held_out).epoch(generator_for("unseen outliers", seed))
+            others = build(shown, kind, held_out, groups=groups).epoch(generator_for("unseen outliers", seed))
+            return str(shown), source, others
         every = self.inputs(outliers, "outliers")
         trained, unseen = held_out_outliers(every, self.validation, seed)
-        shown = mix(given_ones(), *leaves(synthetic)) if synthetic else given_ones()
+        shown = mix(given_ones(), *(leaves(synthetic) if synthetic else ()), *unseen_too)
         if kind == "images" and not any(isinstance(leaf, SpectrumMatched) for leaf in leaves(shown)):
             warn_if_sharpness_tells(inliers, trained)
-        return f"{len(every)} {shown}", build(shown, kind, inliers, given=trained), unseen
+        return f"{len(every)} {shown}", build(shown, kind, inliers, given=trained, groups=groups), unseen
 
     def _network(self, x: Tensor) -> tuple[Network, bool]:
         """The function that makes the network, and whether what it makes returns objects with `.logits`."""
@@ -274,7 +292,28 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         probs = class_probs(prediction)
         answers = self.decision_.answers(prediction, self.classes_)
         label = self.classes_[probs.argmax(1)]
-        return Answers(answers, label, probs.max(1), score_of(prediction, self.decision_.score))
+        p_value = None if self.calibration_ is None else self.calibration_.p_values(prediction, self.decision_)
+        return Answers(answers, label, probs.max(1), score_of(prediction, self.decision_.score), p_value)
+
+    def p_value(self, X: Any) -> Array:
+        """Of "this is an inlier", for each input: at most t with probability t at most, if it is one."""
+        return self._calibration().p_values(self._prediction(X), self.decision_)
+
+    def screen(self, X: Any, fdr: float = 0.1) -> NDArray[np.bool_]:
+        """Which of a batch to call outliers, so that the expected fraction of inliers among these is `fdr` at most."""
+        return benjamini_hochberg(self.p_value(X), fdr)
+
+    def prediction_sets(self, X: Any, level: float = 0.9, *, by_class: bool = False) -> list[np.ndarray]:
+        """For each input the labels that it may have; an inlier's own is among them with probability `level` at least,
+        with `by_class` whatever its class is."""
+        sets = self._calibration().label_sets(self._prediction(X), level, by_class)
+        return [self.classes_[each] for each in sets]
+
+    def _calibration(self) -> Calibration:
+        check_is_fitted(self)
+        if self.calibration_ is None:
+            raise ValueError("this model was saved without calibration scores, by an older demur; fit it again")
+        return self.calibration_
 
     def inputs(self, X: Any, what: str = "X") -> Tensor:
         """X as the network takes it, (N, ...); refused where it is not like what was fitted to."""
@@ -304,6 +343,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
                 "network": described(self.network_),
                 "wraps_logits": self.wraps_logits_,
                 "decision": asdict(self.decision_),
+                "calibration": self.calibration_ and asdict(self.calibration_),
                 "report": self.report_,
                 "versions": {"demur": demur.__version__, "torch": torch.__version__},
             },
@@ -320,16 +360,17 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
             model.classes_ = labels_from_json(saved["classes"])
             model.likelihood_ = likelihood_from_json(saved["likelihood"])
             model.preprocessing_ = kinds.from_json(saved["preprocessing"])
-            if isinstance(model.preprocessing_, kinds.Tables):
-                model.n_features_in_ = len(model.preprocessing_.mean)
+            if columns := len(getattr(model.preprocessing_, "columns", ())):
+                model.n_features_in_ = columns
             if saved["columns"]:
                 model.feature_names_in_ = np.array([*map(str, saved["columns"])], dtype=object)
             model.network_, model.wraps_logits_ = restored_network(saved, network, path), saved["wraps_logits"]
             model.decision_ = decision_from_json(saved, len(model.classes_))
+            model.calibration_ = calibration_from_json(saved, model.decision_, len(model.classes_))
             model.report_ = with_current_names(saved["report"])
-            check_types(model.preprocessing_, model.decision_)
-            named = len(model.classes_), len(saved["columns"] or getattr(model.preprocessing_, "mean", ()))
-            if named != (model.likelihood_.num_classes, getattr(model, "n_features_in_", 0)):
+            check_types(model.preprocessing_, model.decision_, *filter(None, [model.calibration_]))
+            named = len(model.classes_), len(saved["columns"]) or columns
+            if named != (model.likelihood_.num_classes, columns):
                 raise ValueError(f"{path} is damaged: it has other classes or columns than its network; save it anew")
             build = partial(model.network_, model.likelihood_.num_outputs)
             if network is None:
@@ -339,4 +380,6 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
 
 
 def _rows(gathered: Any, rows: Tensor) -> Any:
+    if isinstance(gathered, pd.DataFrame):
+        return gathered.iloc[rows.numpy()]
     return [gathered[row] for row in rows.tolist()] if isinstance(gathered, list) else gathered[rows.numpy()]

@@ -2,22 +2,27 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from demur.classifier.decision import Decision, class_probs
+from demur.classifier.conformal import Calibration, measured_sets
+from demur.classifier.decision import UNKNOWN, UNSURE, Decision, class_probs, score_of
 from demur.classifier.estimator import Classifier
-from demur.classifier.readers import Inputs, listed
-from demur.metrics import METRICS, Array, Prediction, Separation, right
+from demur.classifier.readers import Batch, Inputs, X, listed
+from demur.classifier.selective import aurc, aurc_with_outliers
+from demur.metrics import METRICS, Array, Prediction, Separation, confidence, right
 from demur.predictive import predict
 from demur.scores import MEASURED
 
+EXAMPLES = 12  # single inputs that are shown, of each set
 SHOWN = ("accuracy", "ece", "brier", "nll")
 AGAINST = ("fpr95", "auroc", "aupr")
 INLIERS = "inliers"
@@ -25,8 +30,25 @@ COLUMNS = ("set", "score", "metric", "value")
 
 
 @dataclass(frozen=True)
+class Example:
+    """One input, an image (C, H, W), a text or the cells of a row by name, and what the model says of it."""
+
+    name: str
+    x: Any
+    decision: str
+    label: str
+    probability: float
+    score: float
+    truth: str | None = None
+
+
+@dataclass(frozen=True)
 class Evaluation:
-    """Predictions of a model for labelled inputs and for sets of outliers, and how it decides."""
+    """Predictions of a model for labelled inputs and for sets of outliers, and how it decides.
+
+    `abstained` are the inliers of highest score, of those abstained on; `accepted` for each set of outliers those of
+    lowest score, of those that get a label.
+    """
 
     model: str
     classes: tuple[str, ...]
@@ -34,6 +56,9 @@ class Evaluation:
     inside: Prediction
     y: Tensor
     ood: Mapping[str, Prediction]
+    calibration: Calibration | None = None
+    abstained: Sequence[Example] = ()
+    accepted: Mapping[str, Sequence[Example]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if INLIERS in self.ood:
@@ -64,18 +89,83 @@ class Evaluation:
     @cached_property
     def accuracy_of_accepted(self) -> float:
         """nan where nothing is accepted."""
-        accepted = self.decision.accepts(self.inside)
-        return float(self.right[accepted].mean()) if accepted.any() else float("nan")
+        return mean_or_nan(self.right[self.accepts])
+
+    @cached_property
+    def accepts(self) -> NDArray[np.bool_]:
+        """Of the inliers."""
+        return self.decision.accepts(self.inside)
+
+    @cached_property
+    def ece_of_accepted(self) -> float:
+        """nan where nothing is accepted."""
+        chosen = torch.from_numpy(self.accepts)
+        if not chosen.any():
+            return float("nan")
+        given = self.given_a_class
+        accepted = replace(given, probs=given.probs[chosen], expected_entropy=given.expected_entropy[chosen])
+        return METRICS["ece"](accepted, self.y[chosen])
 
     @cached_property
     def by_class(self) -> dict[str, dict[str, float]]:
-        accepted, y = self.decision.accepts(self.inside), self.y.numpy(force=True)
-        rows = {name: y == number for number, name in enumerate(self.classes)}
+        """Of the inliers of a class: how many, accuracy, coverage, accuracy of the accepted; and of those accepted as
+        that class, the fraction that is (precision). nan where there are none."""
+        y, answer = self.y.numpy(force=True), self.given_a_class.probs.argmax(1).numpy(force=True)
+        rows = {name: (y == code, (answer == code) & self.accepts) for code, name in enumerate(self.classes)}
         return {
-            name: {"count": int(mine.sum()), "accuracy": self.right[mine].mean(), "accepted": accepted[mine].mean()}
-            for name, mine in rows.items()
+            name: {
+                "count": int(mine.sum()),
+                "accuracy": mean_or_nan(self.right[mine]),
+                "accepted": mean_or_nan(self.accepts[mine]),
+                "accuracy_of_accepted": mean_or_nan(self.right[mine & self.accepts]),
+                "precision_of_accepted": mean_or_nan(self.right[answered]),
+            }
+            for name, (mine, answered) in rows.items()
             if mine.any()
         }
+
+    @cached_property
+    def confusion(self) -> dict[str, dict[str, int]]:
+        """How many inliers of every class, and how many of every set of outliers, are answered how."""
+        answers = np.array([*self.classes, UNSURE, UNKNOWN])
+
+        def answered(prediction: Prediction) -> NDArray[np.object_]:
+            return self.decision.answers(prediction, answers[:-2])
+
+        inside, y = answered(self.inside), self.y.numpy(force=True)
+        given = {f"class {name}": inside[y == code] for code, name in enumerate(self.classes)}
+        given |= {name: answered(prediction) for name, prediction in self.ood.items()}
+        return {of: {name: int((each == name).sum()) for name in answers} for of, each in given.items() if len(each)}
+
+    @cached_property
+    def risk(self) -> dict[str, float]:
+        """AURC of the inliers by the score that is abstained by, and by confidence; and for every set of outliers that
+        of both together, an answer to an outlier being wrong."""
+        score = score_of(self.inside, self.decision.score)
+        by_set = {
+            f"aurc_with_outliers {name}": aurc_with_outliers(score, ~self.right, score_of(outside, self.decision.score))
+            for name, outside in self.ood.items()
+        }
+        return {"aurc": aurc(score, ~self.right), "aurc_by_confidence": aurc(-self.sure, ~self.right)} | by_set
+
+    @cached_property
+    def mean_risk(self) -> float:
+        """By which models are ranked: the mean AURC with outliers over the sets of these, or the AURC without any."""
+        with_outliers = [value for name, value in self.risk.items() if name.startswith("aurc_with")]
+        return float(np.mean(with_outliers)) if with_outliers else self.risk["aurc"]
+
+    @cached_property
+    def sets(self) -> dict[str, float]:
+        """How often prediction sets hold the label, overall and by class, and how many labels they have."""
+        if self.calibration is None:
+            return {}
+        found = measured_sets(self.calibration, np.array(self.classes), self.inside, self.y)
+        by_class = {f"coverage {name}": value for name, value in found["coverage_by_class"].items()}
+        return {"coverage": found["coverage"], "labels": found["labels"], **by_class}
+
+    @property
+    def sure(self) -> Array:
+        return confidence(self.given_a_class)
 
     @cached_property
     def against(self) -> dict[str, dict[str, dict[str, float]]]:
@@ -110,17 +200,19 @@ def evaluate(
 ) -> Evaluation:
     """Predict everything, a batch at a time; `count` is told how many inputs are done."""
 
-    def predicted(inputs: Inputs) -> tuple[Prediction, list[str]]:
-        parts, labels = [], []
+    def predicted(inputs: Inputs, lowest: bool) -> tuple[Prediction, list[str], list[Example]]:
+        parts, labels, examples = list[Prediction](), list[str](), list[Example]()
         for batch in inputs.batches:
             x = classifier.preprocessing_.read(batch.x).to(device)
             parts.append(predict(classifier.posterior_, classifier.likelihood_, x))
             labels += batch.y or []
+            found = examples_of(classifier, parts[-1], batch, lowest)
+            examples = sorted([*examples, *found], key=lambda one: one.score if lowest else -one.score)[:EXAMPLES]
             count(len(batch.names))
-        return joined(parts), labels
+        return joined(parts), labels, examples
 
     classes = tuple(map(str, classifier.classes_))
-    prediction, labels = predicted(inside)
+    prediction, labels, abstained = predicted(inside, lowest=False)
     number = {name: code for code, name in enumerate(classes)}
     stranger = next((label for label in labels if label not in number), None)
     if stranger is not None:
@@ -129,8 +221,43 @@ def evaluate(
             "give inputs of other classes apart, with --ood"
         )
     y = torch.tensor([number[label] for label in labels])
-    others = {name: predicted(inputs)[0] for name, inputs in ood.items()}
-    return Evaluation(model, classes, classifier.decision_, prediction, y, others)
+    others = {name: predicted(inputs, lowest=True) for name, inputs in ood.items()}
+    return Evaluation(
+        model,
+        classes,
+        classifier.decision_,
+        prediction,
+        y,
+        {name: each[0] for name, each in others.items()},
+        classifier.calibration_,
+        abstained,
+        {name: each[2] for name, each in others.items()},
+    )
+
+
+def examples_of(classifier: Classifier, prediction: Prediction, batch: Batch, accepted: bool) -> Iterator[Example]:
+    """Of what is accepted the inputs of lowest score, or of what is abstained on those of highest."""
+    score, probs = score_of(prediction, classifier.decision_.score), class_probs(prediction)
+    answers = classifier.decision_.answers(prediction, classifier.classes_)
+    able = np.flatnonzero(classifier.decision_.accepts(prediction) == accepted)
+    for row in able[np.argsort(score[able] if accepted else -score[able], kind="stable")][:EXAMPLES].tolist():
+        label, truth = str(classifier.classes_[probs[row].argmax()]), batch.y[row] if batch.y else None
+        chance = float(probs[row].max())
+        yield Example(
+            batch.names[row], one_of(batch.x, row), str(answers[row]), label, chance, float(score[row]), truth
+        )
+
+
+def one_of(x: X, row: int) -> Any:
+    if isinstance(x, pa.Table):
+        return {name: x[name][row].as_py() for name in x.column_names}
+    if isinstance(x, np.ndarray) and x.ndim == 2:
+        return {str(column + 1): value for column, value in enumerate(x[row].tolist())}
+    return x[row]
+
+
+def mean_or_nan(values: NDArray[np.bool_]) -> float:
+    return float(values.mean()) if len(values) else float("nan")
 
 
 def joined(parts: Sequence[Prediction]) -> Prediction:
@@ -156,15 +283,25 @@ def shortfall(evaluation: Evaluation) -> str | None:
 
 def as_csv(evaluation: Evaluation) -> str:
     """One value a line, as a fraction in full precision."""
+    written: str = pd.DataFrame(values_of(evaluation), columns=COLUMNS).to_csv(index=False, lineterminator="\n")
+    return written
+
+
+def values_of(evaluation: Evaluation) -> list[tuple[str, str, str, str]]:
+    """By set, score and metric."""
     rows: list[tuple[str, str, str, float]] = [(INLIERS, "", name, value) for name, value in evaluation.metrics.items()]
     rows.append((INLIERS, "", "accuracy_of_accepted", evaluation.accuracy_of_accepted))
+    rows += [(INLIERS, "", "ece_of_accepted", evaluation.ece_of_accepted)]
+    rows += [(INLIERS, "", name, value) for name, value in evaluation.risk.items()]
+    rows += [(INLIERS, "", f"sets: {name}", value) for name, value in evaluation.sets.items()]
     rows += [(of, "", name, value) for of, each in evaluation.decisions.items() for name, value in each.items()]
+    by_class = {f"class {name}": values for name, values in evaluation.by_class.items()}
+    answered = {of: {f"answered {a}": n for a, n in each.items()} for of, each in evaluation.confusion.items()}
+    rows += [(of, "", name, value) for part in (by_class, answered) for of in part for name, value in part[of].items()]
     rows += [
         (of, score, metric, value)
         for of, by_score in evaluation.against.items()
         for score, values in by_score.items()
         for metric, value in values.items()
     ]
-    text = [(*place, repr(float(value))) for *place, value in rows]
-    written: str = pd.DataFrame(text, columns=COLUMNS).to_csv(index=False, lineterminator="\n")
-    return written
+    return [(of, score, metric, repr(float(value))) for of, score, metric, value in rows]

@@ -3,11 +3,15 @@
 | kind | input of the graph |
 |---|---|
 | tables | float64 (N, columns), as they are before standardising |
+| tables with categories, dates or gaps | float64 (N, columns): codes, as `preprocessing_.codes` gives them, see below |
 | images | uint8 (N, channels, height, width), or float32 in [0, 1] where the model was fitted to such |
 | texts | int64 (N, width): numbers of words, padded with 0 on the left, as `preprocessing_.read` gives them |
 
 Outputs: `probabilities` (N, K) as of predict_proba, `outlier_score` (N,), `decision` (N,) of strings. The names of the
-classes and the threshold are in the graph's metadata.
+classes and the threshold are in the graph's metadata. So are the `columns` of a table with categories, dates or gaps:
+the code of a number is itself, of a date its days since 1970 in UTC, of an empty cell NaN. The code of a category is
+its place among the column's `entries`; of one that is not there, that of "(rare)" if it is among the column's `rare` or
+the column is `open`, else that of "(unseen)"; of an empty cell that of "(missing)", where there is one.
 """
 
 import importlib
@@ -17,6 +21,7 @@ import os
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import asdict
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -27,7 +32,8 @@ from torch import Tensor, nn
 
 from demur.classifier import Classifier
 from demur.classifier.decision import UNKNOWN, UNSURE, class_probs, score_of
-from demur.classifier.kinds import FARTHEST, Images, Preprocessing, Tables, Texts
+from demur.classifier.kinds import Images, MixedTables, Preprocessing, Tables, Texts
+from demur.classifier.tables import FARTHEST, Category, Column, features
 from demur.metrics import spread
 from demur.names import choose
 from demur.networks import LastState, as_input
@@ -62,8 +68,13 @@ def export_onnx(classifier: Classifier, path: Path) -> str:
             )
         model = onnx.load(unfinished)
         name_decisions(onnx, model, [*map(str, classifier.classes_), UNSURE, UNKNOWN])
-        about = {"classes": [*map(str, classifier.classes_)], "accept": classifier.decision_.accept}
-        onnx.helper.set_model_props(model, {"demur": json.dumps(about | {"kind": classifier.preprocessing_.kind})})
+        about: dict[str, Any] = {
+            "classes": [*map(str, classifier.classes_)],
+            "accept": classifier.decision_.accept,
+            "kind": classifier.preprocessing_.kind,
+            **of_columns(classifier),
+        }
+        onnx.helper.set_model_props(model, {"demur": json.dumps(about)})
         model.producer_name = "demur"  # by which a later export knows that it may replace this one
         onnx.checker.check_model(model)
         onnx.save(model, unfinished)
@@ -126,8 +137,11 @@ class Reading(nn.Module):
     def __init__(self, preprocessing: Preprocessing) -> None:
         super().__init__()
         self.table = preprocessing if isinstance(preprocessing, Tables) else None
+        self.columns = preprocessing.columns if isinstance(preprocessing, MixedTables) else ()
 
     def forward(self, raw: Tensor) -> Tensor:
+        if self.columns:
+            return features(self.columns, raw)
         if self.table is None:
             return as_input(raw)
         return (
@@ -216,6 +230,8 @@ def example(preprocessing: Preprocessing, count: int) -> Tensor:
     if isinstance(preprocessing, Tables):
         noise = torch.randn(count, len(preprocessing.mean), generator=generator, dtype=torch.float64)
         return noise.new_tensor(preprocessing.mean) + 2 * noise.new_tensor(preprocessing.scale) * noise
+    if isinstance(preprocessing, MixedTables):
+        return torch.stack([example_codes(column, count, generator) for column in preprocessing.columns], 1)
     if isinstance(preprocessing, Images):
         pixels = torch.randint(256, (count, *preprocessing.shape), generator=generator, dtype=torch.uint8)
         return pixels if preprocessing.whole else as_input(pixels)
@@ -226,13 +242,32 @@ def example(preprocessing: Preprocessing, count: int) -> Tensor:
     raise ValueError(f"a model of {preprocessing.kind} inputs cannot be exported; fit one to tables, images or texts")
 
 
+def example_codes(column: Column, count: int, generator: torch.Generator) -> Tensor:
+    if isinstance(column, Category):
+        return torch.randint(len(column.entries), (count,), generator=generator).double()
+    values = column.mean + 2 * column.scale * torch.randn(count, generator=generator, dtype=torch.float64)
+    return values.masked_fill(torch.rand(count, generator=generator) < 0.2, math.nan)
+
+
+def of_columns(classifier: Classifier) -> dict[str, Any]:
+    """How to make codes of a table's cells, for the graph's metadata."""
+    if not isinstance(classifier.preprocessing_, MixedTables):
+        return {}
+    columns = classifier.preprocessing_.columns
+    names = getattr(classifier, "feature_names_in_", range(len(columns)))
+    entries = [{"entries": column.entries} if isinstance(column, Category) else {} for column in columns]
+    made = zip(names, columns, entries, strict=True)
+    return {"columns": [{"name": str(name), **asdict(column), **more} for name, column, more in made]}
+
+
 def check(classifier: Classifier, session: Any) -> str:
     """Compare with demur on random inputs; a graph that differs is refused."""
-    raw = example(classifier.preprocessing_, CHECKED)
-    is_text = isinstance(classifier.preprocessing_, Texts)
-    prediction = predict(
-        classifier.posterior_, classifier.likelihood_, raw if is_text else classifier.preprocessing_.read(raw)
-    )
+    raw, preprocessing = example(classifier.preprocessing_, CHECKED), classifier.preprocessing_
+    if isinstance(preprocessing, MixedTables):
+        x = features(preprocessing.columns, raw)
+    else:
+        x = raw if isinstance(preprocessing, Texts) else preprocessing.read(raw)
+    prediction = predict(classifier.posterior_, classifier.likelihood_, x)
     score = score_of(prediction, classifier.decision_.score)
     decision = classifier.decision_.answers(prediction, classifier.classes_).astype(str)
     found = session.run(list(OUTPUTS), {"input": raw.numpy()})

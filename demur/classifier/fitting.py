@@ -18,15 +18,20 @@ from demur.outliers.sharpness import LEAK, auroc_by_sharpness
 from demur.posterior import Posterior
 from demur.streams import generator_for
 
+STEADY = 5  # times as many inliers as the guarantee needs
 TUNING = 19  # inliers that a prior can be tuned with, where there are few
 UNSEEN = 1_000  # outliers to measure with, at most
 FEWEST = 20  # outliers of which some can be held out
 
 
 def divided(
-    labels: Tensor, fraction: float, coverage: float, seed: int, by_class: bool = False
+    labels: Tensor, fraction: float, coverage: float, seed: int, by_class: bool = False, steady: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows to train, to tune and to calibrate with, at random; one of each class is trained with whatever happens."""
+    """Rows to train, to tune and to calibrate with, at random; one of each class is trained with whatever happens.
+
+    `steady` is for inliers of which a few look like outliers, as by a gap where no other has one: more calibrate,
+    a fifth at most, so that the limit is not the score of the oddest.
+    """
     count, classes = len(labels), labels.unique()
     order = torch.randperm(count, generator=generator_for("held out", seed))
     first = torch.tensor([int((labels[order] == code).nonzero()[0]) for code in classes])
@@ -35,6 +40,8 @@ def divided(
     # answers are not spread evenly over the classes, so half as many again
     least = math.ceil(1.5 * len(classes) * least_count(coverage)) if by_class else least_count(coverage)
     calibration = min(max(each, least), count // 3)
+    if steady:
+        calibration = max(calibration, min(STEADY * least, count // 5))
     tuning = min(max(each, min(TUNING, count // 10)), count // 3)
     held_out = order[free][: tuning + calibration]
     if len(held_out) < 2:

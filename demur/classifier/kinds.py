@@ -13,16 +13,32 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
+import pandas as pd
 import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from demur.classifier.builders import builder
+from demur.classifier.tables import (
+    FARTHEST,
+    Column,
+    Number,
+    coded,
+    codes_of,
+    columns_from_json,
+    features,
+    frame_of,
+    is_mixed,
+    learned,
+)
+from demur.metrics import Array
 from demur.names import choose, current
 from demur.networks import Network, as_input
+from demur.outliers.synthetic import Groups
 from demur.tasks.text import Vocabulary, normalised
 from demur.training_data import Recipe, check_finite
 
-FARTHEST = 1e6  # deviations from the mean; beyond, float32 would lose the rest of the row
 LONGEST = 256  # words of a text
 
 
@@ -72,12 +88,54 @@ class Tables:
             standard = (array - np.array(self.mean)) / np.array(self.scale)
         return torch.from_numpy(standard.clip(-FARTHEST, FARTHEST).astype(np.float32))
 
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return tuple(Number(mean, scale, mean, False) for mean, scale in zip(self.mean, self.scale, strict=True))
+
     def network(self, name: str | None) -> Network:
         return builder(name or "mlp", self.kind, (len(self.mean),))
 
     def recipe(self, count: int) -> Recipe:
-        batch_size = min(128, max(16, count // 8))
-        return Recipe(epochs=steps_to_epochs(2000, count, batch_size, 10, 200), batch_size=batch_size)
+        return recipe_for_tables(count)
+
+
+def recipe_for_tables(count: int) -> Recipe:
+    batch_size = min(128, max(16, count // 8))
+    return Recipe(epochs=steps_to_epochs(2000, count, batch_size, 10, 200), batch_size=batch_size)
+
+
+@dataclass(frozen=True)
+class MixedTables:
+    """Tables with more in them than numbers: categories, dates, gaps."""
+
+    columns: tuple[Column, ...]
+    kind: ClassVar[str] = "tables"
+    synthetic_kind: ClassVar[str] = "tables"
+
+    @classmethod
+    def of(cls, x: Any) -> "MixedTables":
+        return cls(learned(frame_of(x)))
+
+    @property
+    def groups(self) -> Groups:
+        return tuple(column.group for column in self.columns)
+
+    def codes(self, X: Any, what: str = "X") -> Array:
+        """A number for every cell, (N, columns), which is what an exported graph takes."""
+        return codes_of(self.columns, frame_of(X), what)
+
+    def wrong(self, X: Any) -> dict[int, str]:
+        """By their places, what is wrong with rows that cannot be read."""
+        return coded(self.columns, frame_of(X))[1]
+
+    def read(self, X: Any, what: str = "X") -> Tensor:
+        return features(self.columns, torch.from_numpy(self.codes(X, what)))
+
+    def network(self, name: str | None) -> Network:
+        return builder(name or "mlp", self.kind, (sum(group.width for group in self.groups),))
+
+    def recipe(self, count: int) -> Recipe:
+        return recipe_for_tables(count)
 
 
 @dataclass(frozen=True)
@@ -218,7 +276,7 @@ class Ready:
         return Recipe(epochs=steps_to_epochs(600, count, 64, 3, 50), batch_size=64)
 
 
-Preprocessing = Tables | Images | Texts | Ready
+Preprocessing = Tables | MixedTables | Images | Texts | Ready
 KINDS: Mapping[str, type[Preprocessing]] = MappingProxyType(
     {"tables": Tables, "images": Images, "texts": Texts, "ready": Ready}
 )
@@ -232,6 +290,28 @@ def kind_of(X: Any) -> str:
     return "images" if values.ndim in (3, 4) else "tables"
 
 
+def learned_from(x: Any, kind: str) -> Preprocessing:
+    """What there is to learn from training data; a data frame is a table with more in it than numbers."""
+    return MixedTables.of(x) if isinstance(x, pd.DataFrame) else choose(KINDS, kind, "kind of data").of(x)
+
+
+def table_of(estimator: BaseEstimator, X: Any, what: str, known: Preprocessing | None) -> np.ndarray | pd.DataFrame:
+    """X after scikit-learn's own checks: rows of numbers, or a data frame where there is more in it; `known` is what
+    was learned from training data, None where X is that."""
+    if isinstance(X, Tensor):
+        X = X.numpy(force=True)
+    if isinstance(known, MixedTables) or is_mixed(X):
+        frame = frame_of(X, getattr(estimator, "feature_names_in_", ()))
+        frame = validate_data(estimator, frame, reset=known is None, skip_check_array=True)
+        if not isinstance(known, Tables):
+            return frame
+        rows = codes_of(known.columns, frame, what)
+    else:
+        rows = validate_data(estimator, X, reset=known is None, dtype=np.float64, ensure_all_finite=False)
+    check_finite(what, torch.from_numpy(np.array(rows)))
+    return rows
+
+
 def to_json(preprocessing: Preprocessing) -> dict[str, Any]:
     return {"kind": preprocessing.kind, **asdict(preprocessing)}
 
@@ -239,4 +319,6 @@ def to_json(preprocessing: Preprocessing) -> dict[str, Any]:
 def from_json(saved: Mapping[str, Any]) -> Preprocessing:
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()}
     del values["kind"]
+    if "columns" in values:
+        return MixedTables(columns_from_json(values["columns"]))
     return choose(KINDS, current(saved["kind"]), "kind of data")(**values)

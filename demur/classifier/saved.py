@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from types import MappingProxyType, UnionType
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
@@ -128,6 +128,9 @@ def _fits(value: Any, declared: Any) -> bool:
         return isinstance(value, tuple) and all(_fits(item, get_args(declared)[0]) for item in value)
     if get_origin(declared) is UnionType:
         return any(_fits(value, each) for each in get_args(declared))
+    if is_dataclass(declared):
+        check_types(value) if type(value) is declared else None
+        return type(value) is declared
     if declared is float:
         return type(value) in (int, float) and abs(value) < math.inf
     return type(value) is declared

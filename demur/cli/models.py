@@ -29,7 +29,8 @@ LabelColumn = Annotated[str | None, typer.Option(help="The label's column; else 
 @app.command()
 def fit(
     inputs: Annotated[
-        Path, typer.Argument(metavar="DATA", help="A folder of class folders of images, a csv, jsonl or npz file.")
+        Path,
+        typer.Argument(metavar="DATA", help="A folder of class folders of images, a csv, parquet, jsonl or npz file."),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The model: a folder, or one file if it ends in .demur.")],
     outliers: Annotated[
@@ -67,7 +68,7 @@ def fit(
     networks = networks_in(parse_method(method).inference)
     console = make_console()
     with _resumable(checkpoint), progress(console, f"reading {inputs.name}", networks) as describe:
-        given = open_inputs(inputs, labelled=True, label=label, size=shape)
+        given = open_inputs(inputs, labelled=True, label=label, size=shape, mixed=None)
         inliers = given.gathered()
         classes = sorted(set(inliers.y or ()))
         if len(classes) > len(inliers.names) / 2:
@@ -101,7 +102,7 @@ def predict(
     inputs: Annotated[
         Path,
         typer.Argument(
-            metavar="INPUT", help="An image or a folder of them, csv, jsonl, txt, npz; - for standard input."
+            metavar="INPUT", help="An image or a folder of them, csv, parquet, jsonl, txt, npz; - for standard input."
         ),
     ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A csv file; else it is printed.")] = None,
@@ -113,12 +114,13 @@ def predict(
 ) -> None:
     """Say of every input which class it is, or that it is `unsure` or `unknown`: a csv, one row an input.
 
-    An input that cannot be read, such as a row with an empty cell, is `invalid`.
+    `p_value` is small for outliers; of inliers a fraction t at most has one of t or less. An input that cannot be read
+    is `invalid`.
     """
     import csv
 
-    head = ("input", "decision", "label", "probability", "outlier_score")
-    check_file(out, overwrite, mark=f"{','.join(head)}\n".encode(), reads=[inputs], model=model)
+    head = ("input", "decision", "label", "probability", "outlier_score", "p_value")
+    check_file(out, overwrite, mark=",".join(head[:5]).encode(), reads=[inputs], model=model)
 
     from demur.classifier import Classifier
 
@@ -134,7 +136,7 @@ def predict(
         for batch in given.batches:
             rows = _answers(classifier, batch.x) if len(batch.wrong) < len(batch.names) else iter(())
             for place, name in enumerate(batch.names):
-                writer.writerow((name, *((INVALID, "", "", "") if place in batch.wrong else next(rows))))
+                writer.writerow((name, *((INVALID, "", "", "", "") if place in batch.wrong else next(rows))))
             wrong += batch.wrong.values()
             total += len(batch.names)
             count(len(batch.names))
@@ -181,6 +183,46 @@ def evaluate(
 
 
 @app.command()
+def compare(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="MODEL... DATA", help="Models, then labelled data, as for fit.")
+    ],
+    ood: Annotated[list[Path] | None, typer.Option(help="Inputs that belong to no class; may be repeated.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Folder for index.html, its figures, and every number.")] = None,
+    label: LabelColumn = None,
+    overwrite: Overwrite = False,
+    device: DeviceName = "auto",
+) -> None:
+    """Rank several models on data that none of them has seen, outliers included, on one page."""
+    *models, inputs = paths
+    if len(models) < 2:
+        raise ValueError(f"{len(models)} model and the data {inputs} are given; give two models or more, then the data")
+    named, by_name = _set_names(ood or ()), _model_names(models)
+    if report is not None:
+        own = {"comparison.csv": b"model,set,score,metric,value\n"}
+        writes = ("index.html", "comparison.csv", "figures")
+        for model in models:
+            check_folder(report, overwrite, writes=writes, marks=own, reads=[inputs, *named.values()], model=model)
+
+    from demur.classifier import Classifier, evaluation
+    from demur.classifier.comparison import ranked
+    from demur.report.comparison import sheet, write_comparison
+
+    place, found = device_named(device), []
+    for name, model in by_name.items():
+        classifier = Classifier.load(model, device=place)
+        inside = _open_for(classifier, inputs, labelled=True, label=label)
+        outside = {of: _open_for(classifier, path) for of, path in named.items()}
+        with counting(name) as count:
+            found.append(evaluation.evaluate(name, classifier, inside, outside, place, count))
+    places = ranked(found)
+    make_console().print(sheet(places))
+    if report is not None:
+        write_comparison(places, inputs.name, report)
+        print(f"wrote {report / 'index.html'}")
+
+
+@app.command()
 def export(
     model: ModelPath,
     out: Annotated[Path | None, typer.Argument(metavar="FILE", help="By default the model's name and .onnx.")] = None,
@@ -203,10 +245,11 @@ def export(
 
 def _answers(classifier: "Classifier", x: "X") -> Iterator[tuple[str, ...]]:
     said = classifier.predict_all(x)
-    for decision, label, probability, score in zip(
-        said.decision, said.label, said.probability, said.outlier_score, strict=True
+    p_values = [""] * len(said.label) if said.p_value is None else [f"{value:.6g}" for value in said.p_value]
+    for decision, label, probability, score, p_value in zip(
+        said.decision, said.label, said.probability, said.outlier_score, p_values, strict=True
     ):
-        yield decision, label, f"{probability:.6f}", f"{score:.6g}"
+        yield decision, label, f"{probability:.6f}", f"{score:.6g}", p_value
 
 
 def _check_new_model(out: Path, checkpoint: Path | None) -> None:
@@ -268,6 +311,15 @@ def _set_names(paths: Sequence[Path]) -> dict[str, Path]:
     return named
 
 
+def _model_names(models: Sequence[Path]) -> dict[str, Path]:
+    """By file name, or by path where that would be another's too."""
+    counts = Counter(model.name for model in models)
+    named = {str(model) if counts[model.name] > 1 else model.name: model for model in models}
+    if len(named) < len(models):
+        raise ValueError("a model is given twice; give each once")
+    return named
+
+
 def _size(named: str | None) -> tuple[int, int] | None:
     if named is None:
         return None
@@ -278,11 +330,9 @@ def _size(named: str | None) -> tuple[int, int] | None:
 
 
 def _usual_epochs(kind: str, x: "X") -> int:
-    import numpy as np
+    from demur.classifier.kinds import KINDS, recipe_for_tables
 
-    from demur.classifier.kinds import KINDS
-
-    return KINDS[kind].of(np.asarray(x) if kind == "tables" else x).recipe(len(x)).epochs
+    return (recipe_for_tables(len(x)) if kind == "tables" else KINDS[kind].of(x).recipe(len(x))).epochs
 
 
 def _said_of_fit(classifier: "Classifier", given: "Inputs", count: int, outliers: str | None) -> dict[str, str]:
@@ -295,8 +345,9 @@ def _said_of_fit(classifier: "Classifier", given: "Inputs", count: int, outliers
         unseen = f"{found['unseen_outliers']:,} outliers that it was not shown"
         abstained = f"on {100 * found['outliers_abstained']:.1f} % of {unseen}"
     shown = found["outliers"] if outliers in (None, found["outliers"]) else f"{outliers}, {found['outliers']}"
+    what = "rows" if given.kind == "tables" else given.kind
     return {
-        "inputs": f"{count:,} {given.kind}{shape}; {found['tuned'] + found['calibrated']:,} held out",
+        "inputs": f"{count:,} {what}{shape}; {found['tuned'] + found['calibrated']:,} held out",
         "classes": f"{len(classifier.classes_)}: {listed(classifier.classes_.tolist())}",
         "outliers": shown + ", synthetic" * (outliers is None and classifier.likelihood_.outside is not None),
         "accuracy": f"{100 * found['accuracy']:.1f} % of those held out",
@@ -310,7 +361,7 @@ def _open_for(
     classifier: "Classifier", path: Path, labelled: bool = False, label: str | None = None, tolerant: bool = False
 ) -> "Inputs":
     """Inputs as the model was fitted to: its columns, its size of images."""
-    from demur.classifier.kinds import Images
+    from demur.classifier.kinds import Images, MixedTables
     from demur.classifier.readers import open_inputs, unnamed
 
     fitted = classifier.preprocessing_
@@ -326,6 +377,8 @@ def _open_for(
         channels=channels,
         size=(size[0], size[1]) if size else None,
         tolerant=tolerant,
+        mixed=isinstance(fitted, MixedTables),
+        check=fitted.wrong if isinstance(fitted, MixedTables) else None,
     )
     if given.kind != fitted.kind:
         raise ValueError(f"{path} holds {given.kind}, the model is for {fitted.kind}; give it what it was fitted to")

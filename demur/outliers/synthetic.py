@@ -4,7 +4,8 @@ They keep what is cheap to recognise (the values of a column, the texture of an 
 what the classes are made of (columns that go together, the places of parts, the order and company of words).
 """
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -18,7 +19,7 @@ WIDENED = 0.5  # on each side, of a column's range
 PATCHES = 4  # along an image's shorter side
 
 
-How = Callable[[Tensor, torch.Generator], Tensor]
+How = Callable[..., Tensor]  # of inliers and a generator; those for tables may also be told the groups of columns
 
 
 @dataclass(frozen=True)
@@ -39,17 +40,60 @@ class FromInliers:
         return FromInliers(self.inliers.to(device), self.how)
 
 
-def independent_columns(rows: Tensor, generator: torch.Generator) -> Tensor:
+@dataclass(frozen=True)
+class Group:
+    """What a column of a table became in an encoded row: a number and an entry that is 1 where it is missing, or a
+    category, one-hot; `unseen` are the entries of a cell as no inlier has one: a new category, a gap where none was."""
+
+    width: int
+    one_hot: bool = False
+    unseen: tuple[float, ...] | None = None
+
+
+Groups = Sequence[Group]  # of all columns, in order; none where every entry is a column of numbers
+
+
+def starts(groups: Groups) -> list[int]:
+    return [0, *itertools.accumulate(group.width for group in groups)][:-1]
+
+
+def independent_columns(rows: Tensor, generator: torch.Generator, groups: Groups = ()) -> Tensor:
     """Rows whose columns were drawn independently: each column has its own values, in another order."""
-    order = torch.rand(rows.shape, generator=generator, device=rows.device).argsort(0)
+    columns = len(groups) or rows.shape[1]
+    order = torch.rand(len(rows), columns, generator=generator, device=rows.device).argsort(0)
+    if groups:
+        order = order.repeat_interleave(torch.tensor([group.width for group in groups], device=rows.device), 1)
     return rows.gather(0, order)
 
 
-def widened_box(rows: Tensor, generator: torch.Generator) -> Tensor:
-    """Uniform in the box around the rows, widened on every side by half its length."""
+def widened_box(rows: Tensor, generator: torch.Generator, groups: Groups = ()) -> Tensor:
+    """Uniform in the box around the rows, widened on every side by half its length.
+
+    Of categories every one is as probable, those never seen included; numbers are missing as often as they are.
+    """
     low, high = rows.amin(0), rows.amax(0)
     fraction = torch.rand(rows.shape, generator=generator, device=rows.device)
-    return low + ((1 + 2 * WIDENED) * fraction - WIDENED) * (high - low)
+    made = low + ((1 + 2 * WIDENED) * fraction - WIDENED) * (high - low)
+    for start, group in zip(starts(groups), groups, strict=True):
+        own = slice(start, start + group.width)
+        if group.one_hot:
+            made[:, own] = (fraction[:, own] == fraction[:, own].amax(1, keepdim=True)).to(made.dtype)
+        else:
+            other = rows[torch.randint(len(made), (len(made),), generator=generator, device=made.device), own]
+            made[:, own] = torch.where(other[:, 1:] == 1, other, torch.stack([made[:, start], other[:, 1]], 1))
+    return made
+
+
+def unseen_cell(rows: Tensor, generator: torch.Generator, groups: Groups = ()) -> Tensor:
+    """Rows as they are, but that one cell of each is as in no inlier: a new category, or missing where none was."""
+    able = [(start, group.unseen) for start, group in zip(starts(groups), groups, strict=True) if group.unseen]
+    if not able:
+        raise ValueError("synthetic outliers 'unseen' need a table of categories or with gaps; leave them out")
+    made = rows.clone()
+    chosen = torch.randint(len(able), (len(made),), generator=generator, device=made.device)
+    for number, (start, unseen) in enumerate(able):
+        made[chosen == number, start : start + len(unseen)] = made.new_tensor(unseen)
+    return made
 
 
 def smooth_noise(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -112,7 +156,7 @@ def shuffled_words(tokens: Tensor, generator: torch.Generator) -> Tensor:
 # by kind of data
 SYNTHETIC: Mapping[str, Mapping[str, How]] = MappingProxyType(
     {
-        "tables": {"columns": independent_columns, "box": widened_box},
+        "tables": {"columns": independent_columns, "box": widened_box, "unseen": unseen_cell},
         "images": {
             "smooth": smooth_noise,
             "uniform": uniform_noise,

@@ -9,13 +9,14 @@ only place that reads such names.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from demur.names import OLD_NAMES, choose_or_import, current
 from demur.outliers.noise import Mixed
 from demur.outliers.spectrum import Matched, matched, mean_power
-from demur.outliers.synthetic import SYNTHETIC, FromInliers
+from demur.outliers.synthetic import SYNTHETIC, FromInliers, Groups
 from demur.training_data import Fixed, OutlierSource
 
 AND = "+"
@@ -141,13 +142,17 @@ def build(
     *,
     given: Tensor | None = None,
     store: Callable[[str], OutlierSource] | None = None,
+    groups: Groups = (),
 ) -> OutlierSource:
-    """A source of such outliers for inliers of that kind; `store` gives those of a data set by its name."""
+    """A source of such outliers for inliers of that kind; `store` gives those of a data set by its name.
+
+    `groups` says which entries of an encoded row were one column of a table.
+    """
 
     def source(leaf: Leaf) -> OutlierSource:
         if isinstance(leaf, Synthetic):
             how = choose_or_import(SYNTHETIC[kind], leaf.name, f"synthetic outliers for {kind}")
-            return FromInliers(inliers, how)
+            return FromInliers(inliers, partial(how, groups=groups) if groups and leaf.name in SYNTHETIC[kind] else how)
         if isinstance(leaf, SpectrumMatched):
             if kind != "images":
                 raise ValueError(f"outliers {str(leaf)!r} are images, and the data is {kind}; leave them out")

@@ -1,15 +1,18 @@
-"""The evaluation of one model, for the terminal and as a page with figures."""
+"""The evaluation of one model, for the terminal and as a page with figures, and of several beside each other."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Group
 
+from demur.classifier.conformal import LEVEL
 from demur.classifier.decision import score_of
 from demur.classifier.evaluation import INLIERS, Evaluation, as_csv, shortfall
-from demur.metrics import METRICS, Array, confidence
+from demur.classifier.selective import risk_coverage
+from demur.metrics import METRICS, Array
 from demur.report.figures import (
     INSIDE,
     OUTSIDE,
@@ -20,20 +23,21 @@ from demur.report.figures import (
     one_column_wide,
     panels,
 )
+from demur.report.gallery import Card, cards
 from demur.report.page import saved
-from demur.report.sheet import Sheet, rendered, terminal
+from demur.report.sheet import Sheet, Strong, Text, rendered, terminal
 from demur.scores import SCORES
 from demur.study.measuring import per_cent
+
+MOST_CLASSES = 15  # of which every confusion is shown; of more, the most frequent mistakes
+MISTAKES = 15
+CLASSES = 60  # that have a line of their own
 
 
 def write_evaluation(evaluation: Evaluation, out: Path) -> None:
     """figures.csv with every number, figures/ and index.html."""
     (out / "figures").mkdir(parents=True, exist_ok=True)
     (out / "figures.csv").write_text(as_csv(evaluation), "utf-8")
-    by_class = [
-        (name, f"{of['count']:,}", per_cent(of["accuracy"]), per_cent(of["accepted"]))
-        for name, of in evaluation.by_class.items()
-    ]
     limit = evaluation.decision
     page = rendered(
         "evaluation.html",
@@ -41,74 +45,225 @@ def write_evaluation(evaluation: Evaluation, out: Path) -> None:
         above=" to ".join(f"{value:.4g}" for value in sorted({min(limit.accept), max(limit.accept)})),
         coverage=per_cent(limit.coverage),
         warning=shortfall(evaluation),
-        tables=[
-            *tables(evaluation),
-            Sheet(("class", "inputs", "accuracy", "accepted"), by_class, title="Classes, per cent"),
-        ],
+        tables=[*tables(evaluation), *further_tables(evaluation)],
         figures=saved(draw(evaluation), out / "figures"),
+        galleries=galleries(evaluation),
     )
     (out / "index.html").write_text(page, "utf-8")
 
 
+def titled(title: str, head: Sequence[Text], rows: Sequence[Sequence[Text]], note: str) -> Sheet:
+    """With a note that says what its words mean."""
+    return Sheet(head, rows, title=title, notes=(note,))
+
+
+def per_cent_or_dash(value: float) -> str:
+    return "-" if np.isnan(value) else per_cent(value)
+
+
 def tables(evaluation: Evaluation) -> list[Sheet]:
+    """What everybody looks at first."""
     metrics = {METRICS[name]: value for name, value in evaluation.metrics.items()}
     head = [f"{metric.title} (%)" if metric.percent else metric.title for metric in metrics]
     shown = [per_cent(value) if metric.percent else f"{value:.3f}" for metric, value in metrics.items()]
-    of_accepted = evaluation.accuracy_of_accepted
+    accepted = (evaluation.accuracy_of_accepted, evaluation.ece_of_accepted, evaluation.risk["aurc"])
     made = [
-        Sheet(
-            ("inputs", *head, "accuracy of accepted (%)"),
-            [(f"{len(evaluation.y):,}", *shown, "-" if np.isnan(of_accepted) else per_cent(of_accepted))],
-            title="Inliers",
+        titled(
+            "Inliers",
+            ("inputs", *head, "accuracy of accepted (%)", "ECE of accepted (%)", "AURC (%)"),
+            [(f"{len(evaluation.y):,}", *shown, *map(per_cent_or_dash, accepted))],
+            "Accuracy counts the most probable class of every inlier, abstained on or not. ECE, Brier score and "
+            "NLL tell how far probabilities are from what happens: 0 is best. AURC is the mean error rate as more"
+            " and more inliers are answered, those of lowest score first: low where mistakes come last.",
         ),
-        Sheet(
+        titled(
+            "Decisions, per cent",
             ("set", "inputs", "accepted", "unsure", "unknown"),
             [
                 (name, f"{len(prediction):,}", *map(per_cent, evaluation.decisions[name].values()))
                 for name, prediction in {INLIERS: evaluation.inside, **evaluation.ood}.items()
             ],
-            title="Decisions, per cent",
+            "Accepted inputs get a label. The others are abstained on: unsure which class, or unknown, of no class. Of "
+            "inliers most should be accepted, of outliers none.",
         ),
     ]
     if evaluation.ood:
-        lines = [
-            (name, score, *map(per_cent, values.values()))
-            for name, by_score in evaluation.against.items()
-            for score, values in by_score.items()
-        ]
-        head = ["set", "score", "FPR95", "AUROC", "AUPR"]
-        made.append(Sheet(head, lines, names=2, title="Outliers by score, per cent"))
+        made.append(
+            titled(
+                "Outliers by score, per cent",
+                ("set", "score", "FPR95", "AUROC", "AUPR"),
+                [
+                    (name, score, *map(per_cent, values.values()))
+                    for name, by_score in evaluation.against.items()
+                    for score, values in by_score.items()
+                ],
+                "How well a score tells outliers from inliers, whatever the threshold; the first one is abstained by."
+                " FPR95 is the fraction of outliers that is accepted where 95 % of the inliers are: 0 is best. AUROC "
+                "is the probability that an outlier scores higher than an inlier: 100 is best, 50 is chance. AUPR is "
+                "average precision, inliers being what is looked for.",
+            )
+        )
     return made
+
+
+def further_tables(evaluation: Evaluation) -> list[Sheet]:
+    """What only a page has room for."""
+    made = [confusion(evaluation) if len(evaluation.classes) <= MOST_CLASSES else mistakes(evaluation)]
+    worst = sorted(evaluation.by_class.items(), key=lambda item: item[1]["accuracy"])
+    left_out = len(worst) - CLASSES
+    note = (
+        "Of each class's inliers: how many get the right label when all are answered, how many are accepted, and "
+        "how many of these are right. Precision: of what is accepted as this class, how much is."
+    )
+    made.append(
+        titled(
+            "Classes, per cent",
+            ("class", "inputs", "accuracy", "accepted", "accuracy of accepted", "precision of accepted"),
+            [(name, f"{of['count']:,}", *map(per_cent_or_dash, [*of.values()][1:])) for name, of in worst[:CLASSES]],
+            note + (f" The worst come first; {left_out} better ones are left out." if left_out > 0 else ""),
+        )
+    )
+    if sets := evaluation.sets:
+        made.append(
+            titled(
+                "Prediction sets",
+                ("inliers", "label is in the set (%)", "labels in a set"),
+                [
+                    ("all", per_cent(sets["coverage"]), f"{sets['labels']:.2f}"),
+                    *(
+                        (name.removeprefix("coverage "), per_cent(value), "")
+                        for name, value in [*sets.items()][2 : 2 + CLASSES]
+                    ),
+                ],
+                f"Sets of labels at level {LEVEL:g}: for inliers like those that calibrated the model, the label is in"
+                f" the set at least {100 * LEVEL:g} % of the time. That is promised for all of them together, not for "
+                "every class.",
+            )
+        )
+    return made
+
+
+def confusion(evaluation: Evaluation) -> Sheet:
+    names = [*next(iter(evaluation.confusion.values()))]
+    rows = [
+        (of, *(_count(count, of == f"class {name}") for name, count in each.items()))
+        for of, each in evaluation.confusion.items()
+    ]
+    return titled(
+        "Answers",
+        ("inputs of", *names),
+        rows,
+        "How many inputs of a class, or of a set of outliers, are answered how. Right answers lie on the "
+        "diagonal; in a row of outliers only unsure and unknown are right.",
+    )
+
+
+def _count(count: int, right: bool) -> Text:
+    shown = f"{count:,}" if count else "·"
+    return Strong(shown) if right and count else shown
+
+
+def mistakes(evaluation: Evaluation) -> Sheet:
+    """The most frequent wrong answers."""
+    every = [
+        (of, answer, count)
+        for of, each in evaluation.confusion.items()
+        for answer, count in each.items()
+        if count and of != f"class {answer}" and answer in evaluation.classes
+    ]
+    every.sort(key=lambda one: -one[2])
+    rows = [(of, answer, f"{count:,}") for of, answer, count in every[:MISTAKES]]
+    return titled(
+        "Answers", ("inputs of", "answered", "inputs"), rows, "The most frequent wrong answers; figures.csv has all."
+    )
 
 
 def sheet(evaluation: Evaluation) -> Group:
     return Group(*map(terminal, tables(evaluation)))
 
 
+def galleries(evaluation: Evaluation) -> dict[str, tuple[str, list[Card]]]:
+    """By title, a note and single inputs."""
+    made = {
+        f"Accepted outliers: {name}": ("Those that look most like inliers, by their score.", cards(examples))
+        for name, examples in evaluation.accepted.items()
+        if examples
+    }
+    if evaluation.abstained:
+        note = "Those that look most like outliers, by their score. Is something wrong with them?"
+        made["Inliers abstained on"] = (note, cards(evaluation.abstained))
+    return made
+
+
+# figures ------------------------------------------------------------------------------------------------------------
+
+
 def draw(evaluation: Evaluation) -> Iterator[Drawing]:
-    caption = "Accuracy of the inliers by confidence; the darker a bar, the more inputs it has"
+    caption = (
+        "Reliability, before and after abstaining: accuracy of the inliers by confidence. On the dotted line "
+        "probabilities are what happens; the darker a bar, the more inputs it has"
+    )
     yield Drawing("reliability", caption, draw_reliability(evaluation))
+    caption = (
+        "Risk and coverage: the fraction of wrong answers as more and more inliers are answered, by the score that is "
+        "abstained by and by confidence; the black line is the model's threshold"
+    )
+    yield Drawing("risk", caption, draw_risk({evaluation.model: evaluation}))
     if evaluation.ood:
         score = evaluation.decision.score
         caption = (
-            f"Outliers by their rank among the inliers, under the score of the decision, {score}; inliers would "
-            "lie flat, at the blue line, and the model abstains right of the black one"
+            f"Outliers by their rank among the inliers, under the score that is abstained by, {score}; inliers would "
+            "lie flat, at the blue line, and abstained on is what lies right of the black one"
         )
         yield Drawing("scores", caption, draw_scores(evaluation))
         yield Drawing("roc", "Inliers accepted against outliers accepted, as the threshold moves", draw_roc(evaluation))
 
 
 def draw_reliability(evaluation: Evaluation) -> Figure:
-    with one_column_wide(height=2.4) as figure:
-        axis = figure.subplots()
-        bars_by_confidence(axis, confidence(evaluation.given_a_class), evaluation.right)
-        axis.set(xlabel="confidence", ylabel="accuracy")
-        axis.set_title(f"ECE {per_cent(evaluation.metrics['ece'])} %", pad=2)
+    some = evaluation.accepts
+    with one_column_wide(height=1.9) as figure:
+        axes = figure.subplots(1, 2, sharex=True, sharey=True)
+        drawn = {"all inliers": np.ones_like(some), "accepted": some}
+        for axis, (name, chosen), value in zip(
+            axes, drawn.items(), (evaluation.metrics["ece"], evaluation.ece_of_accepted), strict=True
+        ):
+            if chosen.any():
+                bars_by_confidence(axis, evaluation.sure[chosen], evaluation.right[chosen])
+            axis.set_title(f"{name}: ECE {per_cent_or_dash(value)} %", pad=2)
+            axis.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
+        figure.supxlabel("confidence")
+        figure.supylabel("accuracy")
     return figure
 
 
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
+
+
+def draw_risk(evaluations: Mapping[str, Evaluation]) -> Figure:
+    """A line a model; of one model alone, that of its confidence too, and where its threshold is."""
+    with one_column_wide(height=2.1) as figure:
+        axis = figure.subplots()
+        for place, (name, one) in enumerate(evaluations.items()):
+            score = score_of(one.inside, one.decision.score)
+            label = name if len(evaluations) > 1 else one.decision.score
+            _risk(axis, score, ~one.right, COLOURS[place % len(COLOURS)], label)
+        if len(evaluations) == 1:
+            _risk(axis, -one.sure, ~one.right, "#999999", "confidence")
+            axis.axvline(100 * one.accepts.mean(), color="black", linewidth=0.6)
+        axis.set(xlim=(0, 100), xlabel="coverage (% of inliers answered)", ylabel="risk (% of answers wrong)")
+        axis.set_ylim(bottom=0)
+        axis.legend(loc="upper left", handlelength=1)
+    return figure
+
+
+def _risk(axis: Axes, score: Array, wrong: np.ndarray, colour: str, label: str) -> None:
+    coverage, risk = risk_coverage(score, wrong)
+    few = np.unique(np.linspace(0, len(risk) - 1, 400).astype(int))
+    axis.plot(100 * coverage[few], 100 * risk[few], color=colour, label=label)
+
+
 def draw_scores(evaluation: Evaluation) -> Figure:
-    """Where outliers rank among the inliers by the score of the decision, a panel a set; inliers would lie flat."""
+    """Where outliers rank among the inliers by the score that is abstained by, a panel a set; inliers would be flat."""
     score = evaluation.decision.score
     inside = np.sort(score_of(evaluation.inside, score))
 

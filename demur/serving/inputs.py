@@ -8,14 +8,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 from demur.classifier import Classifier
-from demur.classifier.kinds import Images, Tables, Texts
+from demur.classifier.kinds import Images, MixedTables, Tables, Texts
 from demur.classifier.readers import X, listed
 from demur.classifier.readers.images import opened, pixels_of
 from demur.serving.limits import Limits, Refused
 
+CELLS = (int, float, str, bool, type(None))  # of JSON
 SHOWN = 60  # characters of a value that a refusal quotes
 
 
@@ -30,6 +32,8 @@ def as_x(model: Classifier, values: Any, limits: Limits) -> X:
         return np.stack([image(value, kind.shape, place, limits) for place, value in enumerate(values, 1)])
     if isinstance(kind, Texts):
         return [text(value, place, limits) for place, value in enumerate(values, 1)]
+    if isinstance(kind, MixedTables):
+        return mixed_table(values, model, kind)
     if isinstance(kind, Tables):
         return table(values, model)
     return array(values)
@@ -86,7 +90,21 @@ def table(values: Sequence[Any], model: Classifier) -> X:
     return pa.table([pa.array(column, pa.float64()) for column in zip(*rows, strict=True)], names=columns)
 
 
-def cells(value: Any, columns: Sequence[str], count: int, place: int) -> list[float]:
+def mixed_table(values: Sequence[Any], model: Classifier, kind: MixedTables) -> np.ndarray:
+    """Rows of numbers, strings, truth values and null, by column or in order."""
+    columns = [str(name) for name in getattr(model, "feature_names_in_", ())]
+    rows = [row(value, columns, model.n_features_in_, place) for place, value in enumerate(values, 1)]
+    odd = next((cell for each in rows for cell in each if type(cell) not in CELLS), None)
+    if odd is not None:
+        raise Refused(f"inputs has {quoted(odd)}; a cell is a number, a string, true, false or null")
+    found = np.array(rows, dtype=object).reshape(len(rows), model.n_features_in_)
+    for place, why in kind.wrong(pd.DataFrame(found, columns=columns or None)).items():
+        raise Refused(f"input {place + 1} has {why}")
+    return found
+
+
+def row(value: Any, columns: Sequence[str], count: int, place: int) -> list[Any]:
+    """Its cells in the model's order."""
     if isinstance(value, Mapping):
         missing = [name for name in columns if name not in value]
         if missing or not columns:
@@ -95,6 +113,11 @@ def cells(value: Any, columns: Sequence[str], count: int, place: int) -> list[fl
         value = [value[name] for name in columns]
     if not isinstance(value, list) or len(value) != count:
         raise Refused(f"input {place} is {quoted(value)}; give {count} numbers, by column or in order")
+    return value
+
+
+def cells(value: Any, columns: Sequence[str], count: int, place: int) -> list[float]:
+    value = row(value, columns, count, place)
     for number, cell in enumerate(value):
         if type(cell) not in (int, float) or not math.isfinite(as_float(cell)):
             column = repr(columns[number]) if columns else str(number + 1)

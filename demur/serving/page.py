@@ -8,8 +8,7 @@ import jinja2
 import numpy as np
 
 from demur.classifier import Classifier
-from demur.classifier.kinds import Images, Tables
-from demur.serving.answers import calibration_scores
+from demur.classifier.kinds import Images, MixedTables, Tables
 
 TEMPLATES = Path(__file__).parent / "templates"
 BARS = 40
@@ -37,7 +36,7 @@ def takes(model: Classifier) -> dict[str, Any]:
     kind = model.preprocessing_
     if isinstance(kind, Images):
         return {"shape": list(kind.shape)}
-    if isinstance(kind, Tables):
+    if isinstance(kind, Tables | MixedTables):
         return {
             "columns": [str(name) for name in getattr(model, "feature_names_in_", range(1, model.n_features_in_ + 1))]
         }
@@ -46,7 +45,7 @@ def takes(model: Classifier) -> dict[str, Any]:
 
 def histogram(model: Classifier) -> dict[str, Any] | None:
     """How the scores of the inliers lie that the threshold was set with; None in files that do not have them."""
-    if calibration_scores(model) is None:
+    if model.calibration_ is None:
         return None
     groups = {tuple(group) for group in model.calibration_.scores}
     scores = np.concatenate([np.asarray(group, dtype=np.float64) for group in groups])

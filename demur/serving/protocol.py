@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse, Response
 
 import demur
 from demur.classifier import Classifier
-from demur.classifier.kinds import Images, Tables, Texts
+from demur.classifier.kinds import Images, MixedTables, Tables, Texts
 from demur.serving.answers import Answer
 from demur.serving.limits import Limits, Refused
 
@@ -95,6 +95,8 @@ def takes(model: Classifier) -> tuple[str, list[int]]:
         return "BYTES", [-1]
     if isinstance(kind, Images):
         return "UINT8", [-1, *kind.shape]
+    if isinstance(kind, MixedTables):
+        return "BYTES", [-1, model.n_features_in_]  # cells as strings, "" where one is empty
     return "FP64", [-1, model.n_features_in_] if isinstance(kind, Tables) else [-1, *kind.shape]
 
 

@@ -3,11 +3,12 @@
 import copy
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from demur.classifier import Classifier
+from demur.classifier.conformal import calibration_scores
 from demur.classifier.decision import Decision, calibrated
 from demur.classifier.readers import Inputs
 from demur.metrics import Prediction
@@ -63,6 +64,8 @@ def recalibrated(
     found = Recalibration(model.decision_, decision, len(prediction), float(model.decision_.accepts(prediction).mean()))
     new = copy.copy(model)
     new.decision_ = decision
+    if model.calibration_ is not None:  # prediction sets go on with the labelled inliers that they had
+        new.calibration_ = replace(model.calibration_, scores=calibration_scores(prediction, decision))
     new.report_ = model.report_ | {
         "recalibrated": {
             "inliers": found.inliers,

@@ -1,22 +1,22 @@
 """Arrays: an npz file."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import torch
 
-from demur.classifier.readers.base import BATCH, Batch, Inputs, Kind, Size, X, listed, wrong_rows
+from demur.classifier.readers.base import BATCH, Asked, Batch, Inputs, Kind, Size, X, listed, wrong_rows
 from demur.classifier.readers.images import check_memory
+from demur.classifier.readers.tables import wrong_cells
 from demur.data.decode import Shape
 from demur.data.formats import read_npz
 from demur.tasks.images import fitted
 
 
-def open_npz(
-    path: Path, labelled: bool, columns: Sequence[str], size: Size | None, channels: int | None, tolerant: bool
-) -> Inputs:
+def open_npz(asked: Asked, size: Size | None, channels: int | None) -> Inputs:
+    path, labelled, columns = asked.path, asked.labelled, asked.columns
     parts = list(read_npz(path))
     if len(parts) > 1:
         raise ValueError(f"{path} holds {len(parts)} sets of inputs; save the one that you mean as x and y")
@@ -38,7 +38,11 @@ def open_npz(
         names = columns or [str(column + 1) for column in range(x.shape[1])]
         if len(names) != x.shape[1]:
             raise ValueError(f"{path} has x of {x.shape[1]} columns, not the {len(names)} {listed(names)}; give these")
-        wrong = wrong_rows(x, path, [str(row + 1) for row in range(len(x))], names, tolerant)
+        numbers = [str(row + 1) for row in range(len(x))]
+        if asked.mixed:
+            wrong = wrong_cells(pa.table(list(x.T), names=list(names)), path, numbers, asked.check, asked.tolerant)
+        else:
+            wrong = wrong_rows(x, path, numbers, names, asked.tolerant, gaps=asked.mixed is None)
     elif x.dtype.kind == "U" and x.ndim == 1:
         kind = "texts"
     else:
@@ -57,7 +61,8 @@ def open_npz(
             bad = {row - start: wrong[row] for row in rows if row in wrong}
             yield Batch([str(row + 1) for row in rows], part, y[start : start + BATCH] if y else None, bad)
 
-    return Inputs(kind, batches(), shape=shape)
+    mixed = bool(asked.mixed) or (kind == "tables" and bool(np.isnan(x).any()))
+    return Inputs(kind, batches(), shape=shape, mixed=mixed)
 
 
 def array_labels(path: Path, labels: np.ndarray | None, count: int) -> list[str]:

@@ -1,7 +1,8 @@
 """What every reader gives."""
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -31,6 +32,23 @@ class Batch:
     wrong: Mapping[int, str] = field(default_factory=dict)
 
 
+Mixed = bool | None
+Check = Callable[[pa.Table], Mapping[int, str]]  # by row, what a model finds wrong with it: a phrase
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Where inputs come from, and what is wanted of them; see `open_inputs`."""
+
+    path: Path
+    labelled: bool
+    label: str | None
+    columns: Sequence[str]
+    tolerant: bool
+    mixed: Mixed
+    check: Check | None
+
+
 @dataclass(frozen=True)
 class Inputs:
     """What lies at a path, opened; `batches` can be run through once."""
@@ -39,6 +57,7 @@ class Inputs:
     batches: Iterator[Batch]
     columns: tuple[str, ...] = ()  # of rows, where they have names
     shape: Shape | None = None  # what images are brought to
+    mixed: bool = False  # of rows: whether there is more in them than numbers
 
     def gathered(self) -> Batch:
         """All of them, in memory."""
@@ -56,11 +75,11 @@ def listed(names: Collection[str], most: int = 12) -> str:
 
 
 def wrong_rows(
-    x: np.ndarray, path: Path, names: Sequence[str], columns: Sequence[str], tolerant: bool
+    x: np.ndarray, path: Path, names: Sequence[str], columns: Sequence[str], tolerant: bool, gaps: bool = False
 ) -> dict[int, str]:
-    """The places of rows with a cell that is no finite number; refused, unless `tolerant`."""
+    """The places of rows with a cell that is no finite number; refused, unless `tolerant`. There may be `gaps`: NaN."""
     wrong: dict[int, str] = {}
-    bad = ~np.isfinite(x)
+    bad = np.isinf(x) if gaps else ~np.isfinite(x)
     for row in np.flatnonzero(bad.any(1)).tolist():
         column = columns[int(bad[row].argmax())]
         wrong[row] = (
@@ -70,3 +89,19 @@ def wrong_rows(
         if not tolerant:
             raise ValueError(wrong[row])
     return wrong
+
+
+def label_column(header: Sequence[str], path: Path, label: str | None, features: Sequence[str]) -> str:
+    """The label's; without `features`, all other columns are to be features, and another label may be among these."""
+    found = [name for name in ((label,) if label else LABELS) if name in header and name not in features]
+    if len(found) > 1 and not features:
+        others = " and ".join(map(repr, found[1:]))
+        warnings.warn(
+            f"{path} has its labels in column {found[0]!r}, and {others} will be a feature; if it is a label too, take "
+            "it out, or the model will learn to read it off; --label names another",
+            stacklevel=4,
+        )
+    if not found:
+        wanted = repr(label) if label else " or ".join(LABELS)
+        raise ValueError(f"{path} has no column {wanted}; name the label's with --label; there are {listed(header)}")
+    return found[0]

@@ -28,7 +28,7 @@ def read_outliers(named: str, inputs: Inputs, inliers: X, store: Callable[[], St
     """
     if Path(named).exists():
         size, channels = (inputs.shape[1:], inputs.shape[0]) if inputs.shape else (None, None)
-        given = open_inputs(Path(named), columns=inputs.columns, size=size, channels=channels)
+        given = open_inputs(Path(named), columns=inputs.columns, size=size, channels=channels, mixed=inputs.mixed)
         if given.kind != inputs.kind:
             raise ValueError(f"{named} holds {given.kind}, the training data {inputs.kind}; give outliers of that kind")
         return given.gathered().x

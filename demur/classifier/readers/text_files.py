@@ -7,11 +7,10 @@ import json
 import os
 import re
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,35 +19,22 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv
 
-from demur.classifier.readers.base import BATCH, LABELS, Batch, Inputs, listed, wrong_rows
+from demur.classifier.readers.base import BATCH, LABELS, Asked, Batch, Inputs, label_column, listed, wrong_rows
+from demur.classifier.readers.tables import as_cells, is_mixed, wrong_cells
 from demur.data.formats import reading
 
 STDIN = Path("-")
 BLOCK, LONGEST = 2**20, 2**30  # bytes of a csv that are read at a time, and of its longest row
 
 
-@dataclass(frozen=True)
-class Asked:
-    """Where a stream comes from, and what is wanted of it."""
-
-    path: Path
-    labelled: bool
-    label: str | None
-    columns: Sequence[str]
-    tolerant: bool
-
-
-def open_stream(
-    file: io.FileIO, path: Path, labelled: bool, label: str | None, columns: Sequence[str], tolerant: bool
-) -> Inputs:
+def open_stream(file: io.FileIO, asked: Asked) -> Inputs:
     """What a file of text holds; it is closed when it has been read or refused."""
     with ExitStack() as until_refused:
         stream: io.BufferedReader = until_refused.enter_context(io.BufferedReader(file))
-        if path == STDIN:
-            path, kind = Path("standard input"), ".jsonl" if stream.peek()[:1] == b"{" else ".csv"
-        else:
-            kind = path.suffix.lower()
-        inputs = READERS[kind](stream, Asked(path, labelled, label, columns, tolerant))
+        kind = asked.path.suffix.lower()
+        if asked.path == STDIN:
+            asked, kind = replace(asked, path=Path("standard input")), ".jsonl" if stream.peek()[:1] == b"{" else ".csv"
+        inputs = READERS[kind](stream, asked)
         until_refused.pop_all()
     return replace(inputs, batches=closing(stream, inputs.batches))
 
@@ -73,7 +59,12 @@ def open_csv(stream: io.BufferedReader, asked: Asked) -> Inputs:
             f"{path} has no column {', '.join(map(repr, missing)) or 'but the label'}; its columns are "
             f"{listed(header)}; rename them, or give another file"
         )
-    plain = pa.string() if texts else pa.float64()
+    reopened = reopener(stream)
+    mixed = asked.mixed
+    if mixed is None and not texts:
+        every = pa.csv.ConvertOptions(column_types=dict.fromkeys(taken, pa.string()), include_columns=taken)
+        mixed = is_mixed(csv_parts(reopened, path, header, pa.csv.ParseOptions(delimiter=delimiter), every), path)
+    plain = pa.string() if texts or mixed else pa.float64()
     types = dict.fromkeys(taken, pa.binary() if asked.tolerant else plain)
     if labelled:
         types |= {label: pa.string()}
@@ -91,7 +82,7 @@ def open_csv(stream: io.BufferedReader, asked: Asked) -> Inputs:
 
     def batches() -> Iterator[Batch]:
         last = 0
-        for part in csv_parts(stream, path, header, parse, convert):
+        for part in csv_parts(reopened, path, header, parse, convert):
             numbers, left = [], len(part)
             while left:
                 last += 1
@@ -118,15 +109,20 @@ def open_csv(stream: io.BufferedReader, asked: Asked) -> Inputs:
             reason = f"{path} has a text that is not UTF-8, in row {{}}; convert it"
             wrong |= {places[row]: reason.format(names[places[row]]) for row, text in enumerate(found) if text is None}
             return Batch(names, [text for text in found if text is not None], y, wrong)
-        rows = pa.Table.from_batches([part]).select(taken)
-        if asked.tolerant:
-            rows = pa.table([as_numbers(column, path) for column in rows.columns], names=taken)
-        bad = wrong_rows(np.asarray(rows), path, [names[place] for place in places], taken, asked.tolerant)
+        rows, named = pa.Table.from_batches([part]).select(taken), [names[place] for place in places]
+        if mixed:
+            rows, undecoded = as_cells(rows, path)
+            bad = wrong_cells(rows, path, named, asked.check, asked.tolerant)
+            bad |= {row: f"{path} has a cell that is not UTF-8, in row {named[row]}; convert it" for row in undecoded}
+        else:
+            if asked.tolerant:
+                rows = pa.table([as_numbers(column, path) for column in rows.columns], names=taken)
+            bad = wrong_rows(np.asarray(rows), path, named, taken, asked.tolerant)
         wrong |= {places[row]: why for row, why in bad.items()}
         right = pa.array([row not in bad for row in range(len(rows))], pa.bool_())
         return Batch(names, rows.filter(right), y, wrong)
 
-    return Inputs("texts" if texts else "tables", batches(), columns=() if texts else tuple(taken))
+    return Inputs("texts" if texts else "tables", batches(), columns=() if texts else tuple(taken), mixed=bool(mixed))
 
 
 def decoded(text: str | bytes) -> str | None:
@@ -155,14 +151,14 @@ def as_number(cell: bytes) -> float:
 
 
 def csv_parts(
-    stream: io.BufferedReader,
+    reopened: Callable[[], pa.NativeFile],
     path: Path,
     header: Sequence[str],
     parse: pa.csv.ParseOptions,
     convert: pa.csv.ConvertOptions,
 ) -> Iterator[pa.RecordBatch]:
     """Some rows at a time; where one is longer than what is read at a time, all is read again in larger blocks."""
-    block, done, reopened = BLOCK, 0, reopener(stream)
+    block, done = BLOCK, 0
     while True:
         # without threads errors have the row's number
         read = pa.csv.ReadOptions(use_threads=False, column_names=header, block_size=block)
@@ -246,22 +242,6 @@ def read_header(stream: io.BufferedReader, path: Path, columns: Sequence[str]) -
 
 def is_number(text: str) -> bool:
     return re.fullmatch(r"\s*[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?\s*", text, re.IGNORECASE) is not None
-
-
-def label_column(header: Sequence[str], path: Path, label: str | None, features: Sequence[str]) -> str:
-    """The label's; without `features`, all other columns are to be features, and another label may be among these."""
-    found = [name for name in ((label,) if label else LABELS) if name in header and name not in features]
-    if len(found) > 1 and not features:
-        others = " and ".join(map(repr, found[1:]))
-        warnings.warn(
-            f"{path} has its labels in column {found[0]!r}, and {others} will be a feature; if it is a label too, take "
-            "it out, or the model will learn to read it off; --label names another",
-            stacklevel=4,
-        )
-    if not found:
-        wanted = repr(label) if label else " or ".join(LABELS)
-        raise ValueError(f"{path} has no column {wanted}; name the label's with --label; there are {listed(header)}")
-    return found[0]
 
 
 # lines --------------------------------------------------------------------------------------------------------------

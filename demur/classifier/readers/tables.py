@@ -1,0 +1,186 @@
+"""Tables with more in them than numbers, and parquet files."""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from demur.classifier.readers.base import BATCH, Asked, Batch, Check, Inputs, label_column, listed, wrong_rows
+from demur.data.formats import reading
+
+GAPS = pa.array(  # what Arrow takes for an empty cell of numbers
+    [
+        "",
+        "#N/A",
+        "#N/A N/A",
+        "#NA",
+        "-1.#IND",
+        "-1.#QNAN",
+        "-NaN",
+        "-nan",
+        "1.#IND",
+        "1.#QNAN",
+        "N/A",
+        "NA",
+        "NULL",
+        "NaN",
+        "n/a",
+        "nan",
+        "null",
+    ]
+)
+NUMBER = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"
+USABLE = (
+    *(pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean, pa.types.is_null),
+    *(pa.types.is_string, pa.types.is_large_string, pa.types.is_dictionary, pa.types.is_timestamp, pa.types.is_date),
+)
+
+
+def without_gaps(cells: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Strings, null where they stand for an empty cell."""
+    trimmed = pc.utf8_trim_whitespace(cells)
+    return pc.if_else(pc.is_in(trimmed, GAPS), pa.scalar(None, pa.string()), trimmed)
+
+
+def is_mixed(parts: Iterable[pa.RecordBatch], path: Path) -> bool:
+    """Whether there is more than finite numbers; a column of numbers with words among them is refused."""
+    mixed, rows, numbers, words = False, 0, Counter[str](), Counter[str]()
+    first: dict[str, tuple[str, int]] = {}  # by column, a word and its row
+    for part in parts:
+        for name, cells in zip(part.schema.names, part.columns, strict=True):
+            if pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type):
+                there = without_gaps(pa.chunked_array([cells.cast(pa.string())]))
+                found = _words_in(there)
+                words[name] += len(found)
+                numbers[name] += len(there) - there.null_count - len(found)
+                if found:
+                    first.setdefault(name, (there[found[0]].as_py(), rows + found[0] + 1))
+                mixed |= bool(there.null_count)
+            elif pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type):
+                mixed |= bool(cells.null_count) or bool(np.isnan(np.asarray(cells, np.float64)).any())
+            else:
+                mixed = True
+        rows += len(part)
+    for name, (word, row) in first.items():
+        if numbers[name] >= words[name]:
+            raise ValueError(
+                f"{path} has {word!r} in column {name!r}, row {row}, which is no number; write it as one, leave it "
+                "empty, or take the column out"
+            )
+    return mixed or bool(first)
+
+
+def _words_in(cells: pa.ChunkedArray) -> list[int]:
+    """The places of strings that are no numbers; infinite ones are."""
+    try:
+        pc.cast(cells, pa.float64())
+        return []
+    except pa.ArrowInvalid:
+        is_number = pc.match_substring_regex(cells, NUMBER)
+        return np.flatnonzero(np.asarray(pc.fill_null(pc.invert(is_number), False))).tolist()
+
+
+def as_cells(rows: pa.Table, path: Path) -> tuple[pa.Table, list[int]]:
+    """Cells of a csv, strings or bytes, as strings or null; and the rows of those that are not UTF-8."""
+    columns, broken = list[pa.ChunkedArray](), set[int]()
+    for cells in rows.columns:
+        try:
+            texts = cells.cast(pa.string())
+        except pa.ArrowInvalid:
+            found = [_decoded(cell) for cell in cells.to_pylist()]
+            broken |= {row for row, text in enumerate(found) if text is None}
+            texts = pa.chunked_array([pa.array(found, pa.string())])
+        if pc.any(pc.match_substring(texts, "\n")).as_py():
+            raise ValueError(f"{path} has a quote that is not closed before the end of its line; close it")
+        columns.append(without_gaps(texts))
+    return pa.table(columns, names=rows.column_names), sorted(broken)
+
+
+def _decoded(cell: bytes) -> str | None:
+    try:
+        return cell.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def wrong_cells(
+    rows: pa.Table, path: Path, names: Sequence[str], check: Check | None, tolerant: bool
+) -> dict[int, str]:
+    """The places of rows that the model cannot take; refused, unless `tolerant`."""
+    found = check(rows) if check and len(rows) else {}
+    wrong = {row: f"{path} has in row {names[row]} {why}" for row, why in found.items()}
+    if wrong and not tolerant:
+        raise ValueError(wrong[min(wrong)])
+    return wrong
+
+
+def open_parquet(asked: Asked) -> Inputs:
+    """A table with typed columns, or texts where a column is called `text`."""
+    path, labelled, columns, mixed = asked.path, asked.labelled, asked.columns, asked.mixed
+    with reading(path, "parquet"):
+        file = pq.ParquetFile(path)
+        header = file.schema_arrow.names
+    texts = not columns and "text" in header
+    features = ["text"] if texts else columns
+    named = label_column(header, path, asked.label, features) if labelled else None
+    taken = list(columns) or (["text"] if texts else [name for name in header if name != named])
+    missing = [name for name in taken if name not in header]
+    if missing or not taken:
+        raise ValueError(
+            f"{path} has no column {', '.join(map(repr, missing)) or 'but the label'}; its columns are "
+            f"{listed(header)}; rename them, or give another file"
+        )
+    for name in taken:
+        kind = file.schema_arrow.field(name).type
+        plain = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+        if not any(usable(kind) for usable in USABLE) or (mixed is False and not texts and not plain):
+            raise ValueError(f"{path} has column {name!r} of {kind}, which is no number; make it one, or take it out")
+
+    def parts(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        found = file.iter_batches(BATCH, columns=list(wanted), use_threads=False)
+        while True:
+            with reading(path, "parquet"):
+                part = next(found, None)
+            if part is None:
+                return
+            yield part.select(list(wanted))
+
+    if mixed is None and not texts:
+        mixed = is_mixed(parts(taken), path)
+
+    def batches() -> Iterator[Batch]:
+        counted = itertools.count(1)
+        for part in parts([*taken, *([named] if named else [])]):
+            rows = pa.Table.from_batches([part])
+            names = [str(next(counted)) for _ in range(len(rows))]
+            y = None
+            if named:
+                y = ["" if cell is None else str(cell) for cell in rows[named].to_pylist()]
+                if "" in y:
+                    raise ValueError(f"{path} has no label in row {names[y.index('')]}; fill it in, or remove the row")
+            if texts:
+                found = rows["text"].to_pylist()
+                wrong = {
+                    row: f"{path} has no text in row {names[row]}; fill it in, or remove the row"
+                    for row, text in enumerate(found)
+                    if not isinstance(text, str)
+                }
+                if wrong and not asked.tolerant:
+                    raise ValueError(wrong[min(wrong)])
+                yield Batch(names, [text for text in found if isinstance(text, str)], y, wrong)
+                continue
+            rows = rows.select(taken)
+            if mixed:
+                wrong = wrong_cells(rows, path, names, asked.check, asked.tolerant)
+            else:
+                rows = rows.cast(pa.schema([(name, pa.float64()) for name in taken]))
+                wrong = wrong_rows(np.asarray(rows), path, names, taken, asked.tolerant)
+            right = pa.array([row not in wrong for row in range(len(rows))], pa.bool_())
+            yield Batch(names, rows.filter(right), y, wrong)
+
+    return Inputs("texts" if texts else "tables", batches(), columns=() if texts else tuple(taken), mixed=bool(mixed))

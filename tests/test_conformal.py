@@ -1,0 +1,157 @@
+"""What is promised of p-values, of screening and of prediction sets holds, by simulation and in exact small cases."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import false_discovery_control
+from sklearn.datasets import load_wine
+
+import demur
+from demur.classifier.conformal import Calibration, benjamini_hochberg, calibration_of, conformal_p
+from demur.classifier.decision import calibrated
+from demur.metrics import Prediction
+
+REPETITIONS = 200
+OLD = Path(__file__).parent / "data" / "model-1.0-map.demur"
+
+
+def predictions(rng, count, shift=0.0, classes=3):
+    """Inliers whose labels follow their own probabilities, as far as `shift` is 0; and the labels."""
+    probs = rng.dirichlet(np.full(classes, 0.6), count)
+    y = np.array([rng.choice(classes, p=each) for each in probs])
+    none = 1 / (1 + np.exp(-(rng.normal(size=count) + shift)))
+    made = torch.from_numpy(np.column_stack([probs * (1 - none[:, None]), none]))
+    return Prediction(made[:, :classes], made[:, classes], torch.zeros(count)), torch.from_numpy(y)
+
+
+def calibration(rng, count, coverage=0.9, by_class=False):
+    prediction, y = predictions(rng, count)
+    decision = calibrated(prediction, "none_share", coverage, by_class)
+    return calibration_of(prediction, y, decision), decision
+
+
+def test_a_p_value_is_its_rank_and_ties_count_against_the_input():
+    known = np.array([1.0, 2.0, 2.0, 3.0])
+    values = np.array([0.0, 1.0, 2.0, 2.5, 3.0, 4.0, np.nan])
+    np.testing.assert_allclose(conformal_p(known, values), np.array([5, 5, 4, 2, 2, 1, 1]) / 5)
+
+
+def test_p_values_of_inliers_are_uniform_or_larger():
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(REPETITIONS):
+        made, decision = calibration(rng, 50)
+        found.append(made.p_values(predictions(rng, 50)[0], decision))
+    for level in (0.02, 0.1, 0.5, 0.9):  # exactly floor(level * 51) / 51, for scores have no ties
+        exact = np.floor(level * 51 + 1e-9) / 51
+        below = np.mean(np.array(found) <= level + 1e-12, 1)
+        assert abs(below.mean() - exact) < 4 * below.std() / np.sqrt(REPETITIONS) + 1e-9
+
+
+@pytest.mark.parametrize("by_class", [False, True])
+def test_an_input_is_accepted_exactly_where_its_p_value_is_large_enough(by_class):
+    rng = np.random.default_rng(1)
+    for count, coverage in ((200, 0.9), (319, 0.8), (173, 0.5)):
+        made, decision = calibration(rng, count, coverage, by_class)
+        fresh, _ = predictions(rng, 500, shift=1)
+        np.testing.assert_array_equal(decision.accepts(fresh), made.p_values(fresh, decision) > 1 - coverage + 1e-9)
+
+
+def test_screening_is_the_procedure_of_benjamini_and_hochberg():
+    rng = np.random.default_rng(2)
+    for count in (1, 2, 10, 300):
+        p = rng.beta(0.5, 2, count)
+        for fdr in (0.05, 0.1, 0.5):
+            np.testing.assert_array_equal(benjamini_hochberg(p, fdr), false_discovery_control(p) <= fdr)
+    assert not benjamini_hochberg(np.array([]), 0.1).size
+    with pytest.raises(ValueError, match=r"fdr 1\.5 is not a number between 0 and 1"):
+        benjamini_hochberg(p, 1.5)
+
+
+def test_of_what_is_called_an_outlier_few_are_inliers():
+    rng = np.random.default_rng(3)
+    wrong, found = [], []
+    for _ in range(REPETITIONS):
+        made, decision = calibration(rng, 300)
+        both = [made.p_values(predictions(rng, n, shift)[0], decision) for n, shift in ((160, 0), (40, 6))]
+        called = benjamini_hochberg(np.concatenate(both), 0.2)
+        wrong.append(called[:160].sum() / max(1, called.sum()))
+        found.append(called[160:].mean())
+    assert np.mean(wrong) < 0.2 * 160 / 200 + 3 * np.std(wrong) / np.sqrt(REPETITIONS)
+    assert np.mean(found) > 0.8  # so that something was screened at all
+
+
+@pytest.mark.parametrize("by_class", [False, True])
+@pytest.mark.parametrize("level", [0.6, 0.9])
+def test_prediction_sets_hold_the_label_as_often_as_promised(level, by_class):
+    rng = np.random.default_rng(4)
+    holds: list[list[float]] = [[], [], [], []]
+    sizes = []
+    for _ in range(REPETITIONS):
+        made, _ = calibration(rng, 90)
+        fresh, y = predictions(rng, 90)
+        sets = made.label_sets(fresh, level, by_class)
+        own = sets[np.arange(90), y]
+        holds[3].append(own.mean())
+        sizes.append(sets.sum(1).mean())
+        for code in range(3):
+            holds[code].append(own[y.numpy() == code].mean())
+    for each in holds if by_class else holds[3:]:
+        assert np.mean(each) > level - 3 * np.std(each) / np.sqrt(REPETITIONS)
+    assert np.mean(holds[3]) < level + (0.06 if by_class else 0.03)  # and not much more often: 1 / (n + 1) at most
+    assert level < np.mean(sizes) < 2.5  # below one at low levels: a set may be empty
+
+
+def test_a_class_that_calibrated_nothing_is_in_every_set():
+    made = Calibration(((0.1, 0.2),), ((0.1, 0.2, 0.3), ()))
+    prediction = Prediction(torch.tensor([[1.0, 0.0]]), None, torch.zeros(1))
+    assert made.label_sets(prediction, 0.5, by_class=True).tolist() == [[True, True]]
+    with pytest.raises(ValueError, match="level 1 is not a number between 0 and 1"):
+        made.label_sets(prediction, 1)
+
+
+@pytest.fixture(scope="module")
+def model():
+    x, y = load_wine(return_X_y=True)
+    return demur.Classifier("map+nc", epochs=60, device="cpu").fit(x, y)
+
+
+def test_a_model_keeps_its_promises_when_it_is_saved(model, tmp_path):
+    x, y = load_wine(return_X_y=True)
+    p = model.p_value(x)
+    np.testing.assert_array_equal(model.predict_all(x).p_value, p)
+    accepted = ~np.isin(model.decide(x).astype(str), ["unsure", "unknown"])
+    np.testing.assert_array_equal(accepted, p > 0.05 + 1e-9)
+    sets = model.prediction_sets(x, 0.9)
+    assert all(set(each) <= {0, 1, 2} for each in sets)
+    assert np.mean([of in each for of, each in zip(y, sets, strict=True)]) > 0.85
+    assert model.screen(x * 5, fdr=0.1).all()
+    assert set(model.report_["prediction_sets"]) == {"level", "coverage", "coverage_by_class", "labels"}
+    model.save(tmp_path / "model.demur")
+    again = demur.load_model(tmp_path / "model.demur")
+    np.testing.assert_array_equal(again.p_value(x), p)
+    assert [each.tolist() for each in again.prediction_sets(x, 0.6, by_class=True)] == [
+        each.tolist() for each in model.prediction_sets(x, 0.6, by_class=True)
+    ]
+
+
+def test_a_model_from_before_says_so():
+    old = demur.load_model(OLD)
+    x = np.zeros((1, old.n_features_in_))
+    assert old.predict_all(x).p_value is None
+    with pytest.raises(ValueError, match="saved without calibration scores"):
+        old.p_value(x)
+
+
+@pytest.mark.parametrize("change", [{"scores": [[2.0, 1.0]]}, {"errors": [[0.1]]}, {"scores": [["a"]]}, {"scores": 1}])
+def test_scores_that_were_tampered_with_are_refused(model, tmp_path, change):
+    from tests.test_model_file import rewritten
+
+    model.save(tmp_path / "model")
+    rewritten(tmp_path / "model", lambda saved: saved["calibration"].update(change))
+    json.loads((tmp_path / "model" / "model.json").read_text())
+    with pytest.raises(ValueError, match="save it anew"):
+        demur.load_model(tmp_path / "model")
