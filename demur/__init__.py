@@ -10,7 +10,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _NAMES = {  # by module; `a as b` is its name there and here
-    "classifier": "Answers, Classifier, adopt, load_model",
+    "classifier": "Answers, Backbone, Classifier, adopt, load_model",
     "inference": "INFERENCES, MAP, CyclicalSGHMC, Ensemble, Flipout, Inference, Laplace, VariationalBayes",
     "inference.fisher": "diagonal_fisher",
     "likelihoods": "LIKELIHOODS, Categorical, Dirichlet, LabelModel, Likelihood, Outliers, "

@@ -1,4 +1,5 @@
 from demur.classifier import Answers as Answers
+from demur.classifier import Backbone as Backbone
 from demur.classifier import Classifier as Classifier
 from demur.classifier import adopt as adopt
 from demur.classifier import load_model as load_model

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from threading import RLock
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +21,8 @@ from demur.names import choose
 from demur.networks import as_input, mixed_precision
 from demur.provenance import digest
 from demur.streams import generator_for
-from demur.training_data import Fixed, Recipe, TrainingData, check_finite
+from demur.training_data import Fixed, Recipe, TrainingData, WatchedRecipe, check_finite
+from demur.watching import Turn, Watch, next_turn
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class EpochReport:
     epoch: int
     epochs: int
     loss: float
+    accuracy: float | None = None  # on validation data, where these are watched
+    left: float | None = None  # seconds, where time is limited
 
 
 SECONDS_BETWEEN = 1.0  # reports from within an epoch: each waits for the device
@@ -73,13 +77,23 @@ def cosine(done: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * done))
 
 
+def warmed_up(rate: Callable[[float], float], warmup: float, done: float) -> float:
+    return min(1.0, done / warmup) * rate(done)
+
+
 def optimizer_for(model: nn.Module, recipe: Recipe, undecayed: Collection[str] = ()) -> torch.optim.Optimizer:
     """The recipe's optimiser; coupled weight decay is the prior, from which the `undecayed` parameters are exempt."""
-    named = dict(model.named_parameters())
-    groups = [
-        {"params": [p for name, p in named.items() if name not in undecayed], "weight_decay": recipe.weight_decay},
-        {"params": [p for name, p in named.items() if name in undecayed], "weight_decay": 0.0},
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    slow = isinstance(recipe, WatchedRecipe) and recipe.trunk_rate != 1
+    tuned = {name for name in named if slow and name.startswith("features.")}
+    exempt = {*undecayed} - tuned
+    groups: list[dict[str, Any]] = [
+        {"params": [p for name, p in named.items() if name not in exempt | tuned], "weight_decay": recipe.weight_decay},
+        {"params": [p for name, p in named.items() if name in exempt], "weight_decay": 0.0},
     ]
+    if isinstance(recipe, WatchedRecipe):
+        rate = recipe.lr * recipe.trunk_rate
+        groups.append({"params": [named[name] for name in named if name in tuned], "weight_decay": 0.0, "lr": rate})
     on_gpu = next(iter(named.values())).is_cuda
     build = choose(OPTIMIZERS, recipe.optimizer, "optimizer")
     return build([group for group in groups if group["params"]], recipe.lr, on_gpu)
@@ -104,13 +118,17 @@ def train(
     rate: Callable[[float], float] = cosine,
     penalty: Callable[[], Tensor] | None = None,
     kept: dict[str, Tensor] | None = None,
+    watched: bool = False,
 ) -> Iterator[int]:
     """Maximise log_prob - penalty(), both in nats per inlier, pausing after every epoch (1, 2, ...).
 
     The learning rate is the recipe's times rate(share of training done). The model gives logits (..., 2 B, C). `kept`
-    is what the caller gathers in the pauses: it is part of a checkpoint, and filled from it.
+    is what the caller gathers in the pauses: it is part of a checkpoint, and filled from it. Where it is `watched`, a
+    `WatchedRecipe` has the model measured on validation data, and training may end early, with the best weights.
     """
     optimizer = optimizer or optimizer_for(model, recipe)
+    if isinstance(recipe, WatchedRecipe) and recipe.warmup:
+        rate = partial(warmed_up, rate, recipe.warmup)
     learner = Learner(model, likelihood, data, recipe, optimizer, penalty)
     generator = learner.feed.generator
 
@@ -118,15 +136,27 @@ def train(
         shown = None if likelihood.outside is None else data.outliers
         return digest((repr((likelihood, recipe)), data.train, shown, data.augment, rate))
 
-    checkpoint = Checkpoint(identity, model, optimizer, generator, {} if kept is None else kept)
+    kept = {} if kept is None else kept
+    checkpoint = Checkpoint(identity, model, optimizer, generator, kept)
     first = checkpoint.restore()
+    watch = None
+    if watched and isinstance(recipe, WatchedRecipe) and data.validation is not None:
+        watch = Watch(model, likelihood, data.validation, recipe.patience, kept)
     learner.begin()
-    step = Recorded([learner])
+    step, turn = Recorded([learner]), next_turn()
     for epoch in range(first, recipe.epochs):
+        if watch is not None and watch.over():  # as it was when training was stopped
+            break
         step = step.unless_changed()
-        run_epoch([learner], step, recipe, rate, epoch)
+        loss = run_epoch([learner], step, recipe, rate, epoch, turn)
+        tell(epoch + 1, recipe, loss, None if watch is None else watch.look(epoch + 1, loss), turn)
         yield epoch + 1
-        checkpoint.write(epoch + 1, last=epoch + 1 == recipe.epochs)
+        over = turn is not None and turn.done() >= 1
+        checkpoint.write(epoch + 1, last=over or epoch + 1 == recipe.epochs)
+        if over:
+            break
+    if watch is not None:
+        watch.end()
     model.eval()
 
 
@@ -190,9 +220,14 @@ class Learner:
 
 
 def run_epoch(
-    learners: Sequence[Learner], step: Callable[[], None], recipe: Recipe, rate: Callable[[float], float], epoch: int
-) -> None:
-    """Shuffle, step through the data once, and say how it went; `step` steps with all learners."""
+    learners: Sequence[Learner],
+    step: Callable[[], None],
+    recipe: Recipe,
+    rate: Callable[[float], float],
+    epoch: int,
+    turn: Turn | None = None,
+) -> float:
+    """Shuffle, and step through the data once, or till time is up; the mean loss. `step` steps with all learners."""
     for learner in learners:
         learner.feed.shuffle()
         learner.loss.zero_()
@@ -201,15 +236,20 @@ def run_epoch(
     def loss(taken: int) -> float:
         return sum(float(learner.loss) for learner in learners) / (taken * len(learners))
 
-    for number in range(steps):
-        done = (epoch + (number / steps if recipe.cosine == "step" else 0)) / recipe.epochs
+    taken = 0
+    while taken < steps:
+        done = (epoch + (taken / steps if recipe.cosine == "step" else 0)) / recipe.epochs
         for learner in learners:
-            set_rate(learner.optimizer, rate(done))
+            set_rate(learner.optimizer, rate(done if turn is None else max(done, turn.done())))
         step()
+        taken += 1
         if (within := _within.get()) and time.monotonic() - told > SECONDS_BETWEEN:
-            within(EpochReport(epoch + 1, recipe.epochs, loss(number + 1)), (number + 1) / steps)
+            left = None if turn is None else turn.left()
+            within(EpochReport(epoch + 1, recipe.epochs, loss(taken), left=left), taken / steps)
             told = time.monotonic()
-    tell(epoch + 1, recipe, loss(steps))
+        if turn is not None and turn.done() >= 1:
+            break
+    return loss(taken)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, share: float) -> None:
@@ -221,14 +261,14 @@ def set_rate(optimizer: torch.optim.Optimizer, share: float) -> None:
             group["lr"] = lr
 
 
-def tell(epoch: int, recipe: Recipe, loss: float) -> None:
+def tell(epoch: int, recipe: Recipe, loss: float, accuracy: float | None = None, turn: Turn | None = None) -> None:
     """Say how the epoch went; loudly if it went to ruin."""
     if not math.isfinite(loss):
         raise FloatingPointError(
             f"the loss became {loss} in epoch {epoch}; lower the learning rate ({recipe.lr}) or clip_norm"
         )
     if observer := _observer.get():
-        observer(EpochReport(epoch, recipe.epochs, loss))
+        observer(EpochReport(epoch, recipe.epochs, loss, accuracy, None if turn is None else turn.left()))
 
 
 class Feed:

@@ -13,6 +13,7 @@ LEVELS = (
     ("names", "streams", "files", "provenance"),
     ("checkpoint", "likelihoods", "networks", "posterior", "metrics", "feature_scores", "graphs", "training_data"),
     ("scores",),
+    ("watching",),
     ("training", "predictive", "posterior_file", "bootstrap", "measures"),
     ("inference", "data", "outliers"),
     ("methods", "tasks"),

@@ -1,8 +1,7 @@
 """`Classifier`: fit, predict and decide on numpy, torch or pandas, by the same loop and average as everything else."""
 
 import warnings
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Self
@@ -14,19 +13,15 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
+from torch import Tensor, nn
 
-import demur
-from demur.classifier import kinds
-from demur.classifier.builders import described, logits_of, wrapped
-from demur.classifier.conformal import (
-    Calibration,
-    benjamini_hochberg,
-    calibration_from_json,
-    calibration_of,
-    measured_sets,
-)
+from demur.classifier import keeping, kinds
+from demur.classifier.augmentation import augmentation
+from demur.classifier.backbones import Backbone, chosen, quicker
+from demur.classifier.builders import logits_of, wrapped
+from demur.classifier.conformal import Calibration, benjamini_hochberg, calibration_of, measured_sets
 from demur.classifier.decision import calibrated, class_probs, default_score, score_of
+from demur.classifier.features import Encoder, as_features
 from demur.classifier.fitting import (
     divided,
     fitting_inference,
@@ -35,33 +30,20 @@ from demur.classifier.fitting import (
     tuned_prior,
     warn_if_sharpness_tells,
 )
-from demur.classifier.labels import learned
-from demur.classifier.model_file import read_model, write_model
+from demur.classifier.labels import balanced, learned
+from demur.classifier.limits import curve_to_json, fitted, seconds_in, watched
 from demur.classifier.parameters import check_parameters, device_of
-from demur.classifier.saved import (
-    check_size,
-    check_types,
-    decision_from_json,
-    labels_from_json,
-    labels_to_json,
-    likelihood_from_json,
-    likelihood_to_json,
-    parameters_to_json,
-    restored_network,
-    telling_damage,
-)
 from demur.inference import Laplace
 from demur.methods import Method, parse_method
 from demur.metrics import Array, Prediction
-from demur.names import choose, current, with_current_names
+from demur.names import choose
 from demur.networks import Network
 from demur.outliers.synthetic import BY_DEFAULT
 from demur.outliers.values import Given, Shown, SpectrumMatched, Synthetic, build, leaves, mix, parse
 from demur.outliers.values import given as given_ones
-from demur.posterior_file import load as load_posterior
 from demur.predictive import predict
 from demur.streams import generator_for
-from demur.training_data import OutlierSource, Recipe, Split, TrainingData
+from demur.training_data import Augment, OutlierSource, Recipe, Split, TrainingData
 
 
 @dataclass(frozen=True)
@@ -85,6 +67,11 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
     None for the one that goes with the kind of data. `kind` says what X is: `tables`, `images`, `texts`, or `ready` for
     arrays that the network takes as they are; `auto` looks at X.
 
+    `backbone` is a pretrained network to start from (see `demur.classifier.backbones`): `efficientnet-lite0`, `minilm`,
+    `timm:NAME`, `hf:NAME`, an `nn.Module` or a `Backbone`. `tune` says how much of it is trained beside a new head:
+    nothing (`head`: its features are computed once, and kept in the folder `cache` if one is named), its `last` blocks,
+    or `all` of it.
+
     `synthetic` names outliers that are made from X and shown beside those given, or alone: for tables `columns` and
     `box`, for images `smooth`, `uniform`, `patches` and `halves`, for texts `words`, `a+b` for a mix, or a value of
     `demur.outliers.values`. For images `spectrum_matched` are those given, made as sharp as those of X.
@@ -92,7 +79,13 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
     `coverage` is the fraction of inliers that is to get a label. The fraction `validation` of them, at the least enough
     for that guarantee, is held out: half to tune a prior, half to calibrate the threshold. With `by_class` every class
     has a threshold of its own, so that the guarantee holds for the inputs of each predicted class; it holds out more.
-    None for `epochs`, `batch_size` and `lr` means what goes with the kind and the amount of data.
+    None for `epochs`, `batch_size` and `lr` means what goes with the kind and the amount of data. Training
+    ends early after `patience` epochs without a better likelihood of the validation data, and in any case within the
+    `time_limit` (seconds, or such as "10m").
+
+    Images are varied while a network is trained with them, outliers too: `augment` is `auto`, `light` (moved, and
+    mirrored if they are large and in colour), `strong`, `off`, or a function of a batch and a generator. With
+    `balance` rare classes are trained with as often as frequent ones; thresholds are those of the data as they are.
 
     After fit: `classes_`, `posterior_`, `likelihood_`, `preprocessing_`, `decision_`; `held_out_`, the rows of X that
     were not trained with; `report_`, a dict of what was measured on them and on held-out outliers; for tables also
@@ -104,26 +97,40 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         method: str | Method = "la+nc",
         network: str | Network | None = None,
         *,
+        backbone: str | nn.Module | Backbone | None = None,
+        tune: str = "head",
+        cache: str | Path | None = None,
         kind: str = "auto",
         synthetic: str | Shown | None = None,
+        augment: str | Augment = "auto",
+        balance: bool = False,
         coverage: float = 0.95,
         by_class: bool = False,
         epochs: int | None = None,
         batch_size: int | None = None,
         lr: float | None = None,
+        patience: int | str | None = "auto",
+        time_limit: float | str | None = None,
         validation: float = 0.1,
         device: str = "auto",
         random_state: int | np.random.RandomState | None = 0,
     ) -> None:
         self.method = method
         self.network = network
+        self.backbone = backbone
+        self.tune = tune
+        self.cache = cache
         self.kind = kind
         self.synthetic = synthetic
+        self.augment = augment
+        self.balance = balance
         self.coverage = coverage
         self.by_class = by_class
         self.epochs = epochs
         self.batch_size = batch_size
         self.lr = lr
+        self.patience = patience
+        self.time_limit = time_limit
         self.validation = validation
         self.device = device
         self.random_state = random_state
@@ -151,9 +158,11 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
     def _fit(self, X: Any, y: Any, outliers: Any) -> None:
         started = perf_counter()
         check_parameters(self.get_params(deep=False))
+        limit = seconds_in(self.time_limit)
         method = parse_method(self.method) if isinstance(self.method, str) else self.method
         kind = kinds.kind_of(X) if self.kind == "auto" else self.kind
         choose(kinds.KINDS, kind, "kind of data")
+        self.backbone_ = None if self.backbone is None else chosen(self.backbone, kind, self.tune)
         gathered = self._gathered(X, kind)
         self.classes_, indices = learned(y, len(gathered))
         codes = torch.from_numpy(indices)
@@ -161,41 +170,65 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         mixed = isinstance(gathered, pd.DataFrame)
         train, tuning, calibration = divided(codes, self.validation, self.coverage, seed, self.by_class, steady=mixed)
         self.held_out_ = torch.cat([tuning, calibration]).numpy()
-        self.preprocessing_ = kinds.learned_from(_rows(gathered, train), kind)
+        self.preprocessing_ = (
+            self.backbone_.inputs if self.backbone_ else kinds.learned_from(_rows(gathered, train), kind)
+        )
         self.likelihood_ = method.likelihood(len(self.classes_))
 
         def split(rows: Tensor) -> Split:
             return Split(self.preprocessing_.read(_rows(gathered, rows)), codes[rows])
 
-        inside, tuned, calibrating = split(train), split(tuning), split(calibration)
+        shown = balanced(train, codes) if self.balance else train
+        inside, tuned, calibrating = split(shown), split(tuning), split(calibration)
         name, source, unseen = self._outliers(outliers, inside.x, tuned.x, seed)
-        data = TrainingData(inside, tuned, source)
+        self.encoder_: Encoder | None = None
+        if self.backbone_ and self.tune == "head":
+            self.encoder_, (inside, tuned, calibrating), source, unseen = as_features(
+                self.backbone_.trunk, (inside, tuned, calibrating), source, unseen, device_of(self.device), self.cache
+            )
+        varied = augmentation(self.augment, kind, inside.x.shape, frozen=self.encoder_ is not None)
+        data = TrainingData(inside, tuned, source, varied)
         self.network_, self.wraps_logits_ = self._network(inside.x[:2])
-        recipe = self._recipe(len(train), seed)
+        recipe = watched(self._recipe(len(train), seed), self.patience, data)
         inference = fitting_inference(
-            method, self.network_, self.likelihood_.num_outputs, by_name=isinstance(self.method, str)
+            method,
+            self.network_,
+            self.likelihood_.num_outputs,
+            by_name=isinstance(self.method, str),
+            pretrained=self.backbone_ is not None and self.tune != "head",
         )
-        self.posterior_ = inference.fit(self.network_, self.likelihood_, data.to(device_of(self.device)), recipe)
-        to_calibrate = self.predicted(calibrating.x)
+        self.posterior_, curves = fitted(
+            inference,
+            self.network_,
+            self.likelihood_,
+            data.to(device_of(self.device)),
+            recipe,
+            left=None if limit is None else limit - (perf_counter() - started),
+            measured=len(tuning) + len(calibration) + (0 if unseen is None else len(unseen)),
+            quicker=quicker(kind) if self.backbone_ is None else "tune='head', " * (self.tune != "head"),
+        )
+        to_calibrate = self._averaged(calibrating.x)
         self.decision_ = calibrated(to_calibrate, default_score(self.likelihood_), float(self.coverage), self.by_class)
         self.calibration_: Calibration | None = calibration_of(to_calibrate, calibrating.y, self.decision_)
         self.report_: dict[str, Any] = {
             "method": method.name,
+            **({"backbone": self.backbone_.name, "tune": self.tune} if self.backbone_ else {}),
             "trained": len(train),
             "tuned": len(tuning),
             "calibrated": len(calibration),
             **measured(
                 self.decision_,
                 self.classes_,
-                (self.predicted(tuned.x), tuned.y),
+                (self._averaged(tuned.x), tuned.y),
                 (to_calibrate, calibrating.y),
-                None if unseen is None else self.predicted(unseen),
+                None if unseen is None else self._averaged(unseen),
             ),
-            "prediction_sets": measured_sets(self.calibration_, self.classes_, self.predicted(tuned.x), tuned.y),
+            "prediction_sets": measured_sets(self.calibration_, self.classes_, self._averaged(tuned.x), tuned.y),
             **tuned_prior(self.posterior_),
             **({"laplace_over": inference.over} if isinstance(inference, Laplace) else {}),
             "outliers": name,
             "epochs": recipe.epochs,
+            **curve_to_json(curves),
             "seconds": perf_counter() - started,
         }
 
@@ -251,6 +284,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
 
     def _network(self, x: Tensor) -> tuple[Network, bool]:
         """The function that makes the network, and whether what it makes returns objects with `.logits`."""
+        if self.backbone_ is not None and not callable(self.network):
+            return self.backbone_.network(self.tune, self.network), False
         if self.network is None or isinstance(self.network, str):
             return self.preprocessing_.network(self.network), False
         with torch.random.fork_rng(devices=[]):
@@ -261,13 +296,14 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         asked = {name: getattr(self, name) for name in ("epochs", "batch_size", "lr")}
         given = {name: value for name, value in asked.items() if value is not None}
         plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
-        return replace(self.preprocessing_.recipe(count), seed=seed, **plain)
+        usual = self.backbone_.recipe(self.tune, count) if self.backbone_ else self.preprocessing_.recipe(count)
+        return replace(usual, seed=seed, **plain)
 
     # answering -----------------------------------------------------------------------------------------------------
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each input; it never abstains, `decide` does."""
-        best = self._prediction(X).probs.argmax(1)
+        best = self.prediction(X).probs.argmax(1)
         return self.classes_[best.numpy()]
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -275,11 +311,11 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
 
         With a none class they have been divided by 1 - its probability, which `outlier_score(X, "none")` tells.
         """
-        return class_probs(self._prediction(X))
+        return class_probs(self.prediction(X))
 
     def outlier_score(self, X: Any, score: str | None = None) -> Array:
         """High for outliers: the score that is abstained by, one of `demur.SCORES` by name, or `mymodule:myscore`."""
-        prediction = self._prediction(X)
+        prediction = self.prediction(X)
         return score_of(prediction, self.decision_.score) if score is None else score_of(prediction, score, own=True)
 
     def decide(self, X: Any) -> np.ndarray:
@@ -288,7 +324,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
 
     def predict_all(self, X: Any) -> Answers:
         """Everything in one pass."""
-        prediction = self._prediction(X)
+        prediction = self.prediction(X)
         probs = class_probs(prediction)
         answers = self.decision_.answers(prediction, self.classes_)
         label = self.classes_[probs.argmax(1)]
@@ -297,7 +333,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
 
     def p_value(self, X: Any) -> Array:
         """Of "this is an inlier", for each input: at most t with probability t at most, if it is one."""
-        return self._calibration().p_values(self._prediction(X), self.decision_)
+        return self._calibration().p_values(self.prediction(X), self.decision_)
 
     def screen(self, X: Any, fdr: float = 0.1) -> NDArray[np.bool_]:
         """Which of a batch to call outliers, so that the expected fraction of inliers among these is `fdr` at most."""
@@ -306,7 +342,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
     def prediction_sets(self, X: Any, level: float = 0.9, *, by_class: bool = False) -> list[np.ndarray]:
         """For each input the labels that it may have; an inlier's own is among them with probability `level` at least,
         with `by_class` whatever its class is."""
-        sets = self._calibration().label_sets(self._prediction(X), level, by_class)
+        sets = self._calibration().label_sets(self.prediction(X), level, by_class)
         return [self.classes_[each] for each in sets]
 
     def _calibration(self) -> Calibration:
@@ -319,12 +355,16 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         """X as the network takes it, (N, ...); refused where it is not like what was fitted to."""
         return self.preprocessing_.read(self._gathered(X, self.preprocessing_.kind, what, fitting=False), what)
 
-    def _prediction(self, X: Any) -> Prediction:
+    def prediction(self, X: Any) -> Prediction:
+        """What all answers follow from, for `demur.metrics`: probabilities of the classes and of none."""
         check_is_fitted(self)
         return self.predicted(self.inputs(X))
 
     def predicted(self, x: Tensor) -> Prediction:
         """Of what `inputs` gave; any number of threads can ask."""
+        return self._averaged(x if self.encoder_ is None else self.encoder_(x, device_of(self.device)))
+
+    def _averaged(self, x: Tensor) -> Prediction:
         return predict(self.posterior_, self.likelihood_, x.to(device_of(self.device)))
 
     # the model file ------------------------------------------------------------------------------------------------
@@ -332,51 +372,19 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
     def save(self, path: str | Path) -> None:
         """Write the model to a folder, or to one file if the name ends in `.demur`."""
         check_is_fitted(self)
-        write_model(
-            path,
-            {
-                "parameters": parameters_to_json(self.get_params() | {"method": self.report_["method"]}),
-                "classes": labels_to_json(self.classes_),
-                "columns": [str(name) for name in getattr(self, "feature_names_in_", [])],
-                "likelihood": likelihood_to_json(self.likelihood_),
-                "preprocessing": kinds.to_json(self.preprocessing_),
-                "network": described(self.network_),
-                "wraps_logits": self.wraps_logits_,
-                "decision": asdict(self.decision_),
-                "calibration": self.calibration_ and asdict(self.calibration_),
-                "report": self.report_,
-                "versions": {"demur": demur.__version__, "torch": torch.__version__},
-            },
-            self.posterior_,
-        )
+        keeping.save(self, path)
 
     @classmethod
-    def load(cls, path: str | Path, network: Network | None = None, *, device: str = "auto") -> "Classifier":
-        """Read a model back; `network` is needed where it was fitted with a function of your own."""
-        with read_model(path) as (saved, posterior), telling_damage(path):
-            model = cls(**with_current_names(saved["parameters"]) | {"device": device})
-            model.kind = current(model.kind)
-            model.network = network or model.network
-            model.classes_ = labels_from_json(saved["classes"])
-            model.likelihood_ = likelihood_from_json(saved["likelihood"])
-            model.preprocessing_ = kinds.from_json(saved["preprocessing"])
-            if columns := len(getattr(model.preprocessing_, "columns", ())):
-                model.n_features_in_ = columns
-            if saved["columns"]:
-                model.feature_names_in_ = np.array([*map(str, saved["columns"])], dtype=object)
-            model.network_, model.wraps_logits_ = restored_network(saved, network, path), saved["wraps_logits"]
-            model.decision_ = decision_from_json(saved, len(model.classes_))
-            model.calibration_ = calibration_from_json(saved, model.decision_, len(model.classes_))
-            model.report_ = with_current_names(saved["report"])
-            check_types(model.preprocessing_, model.decision_, *filter(None, [model.calibration_]))
-            named = len(model.classes_), len(saved["columns"]) or columns
-            if named != (model.likelihood_.num_classes, columns):
-                raise ValueError(f"{path} is damaged: it has other classes or columns than its network; save it anew")
-            build = partial(model.network_, model.likelihood_.num_outputs)
-            if network is None:
-                check_size(build, posterior)
-            model.posterior_ = load_posterior(posterior, build, device_of(model.device))
-        return model
+    def load(
+        cls,
+        path: str | Path,
+        network: Network | None = None,
+        *,
+        backbone: nn.Module | Backbone | None = None,
+        device: str = "auto",
+    ) -> "Classifier":
+        """Read a model back; `network` and `backbone` are needed where it was fitted with such of your own."""
+        return keeping.load(cls, path, network, backbone, device)
 
 
 def _rows(gathered: Any, rows: Tensor) -> Any:

@@ -19,7 +19,6 @@ from demur.classifier.estimator import Classifier
 from demur.classifier.readers import Batch, Inputs, X, listed
 from demur.classifier.selective import aurc, aurc_with_outliers
 from demur.metrics import METRICS, Array, Prediction, Separation, confidence, right
-from demur.predictive import predict
 from demur.scores import MEASURED
 
 EXAMPLES = 12  # single inputs that are shown, of each set
@@ -203,8 +202,7 @@ def evaluate(
     def predicted(inputs: Inputs, lowest: bool) -> tuple[Prediction, list[str], list[Example]]:
         parts, labels, examples = list[Prediction](), list[str](), list[Example]()
         for batch in inputs.batches:
-            x = classifier.preprocessing_.read(batch.x).to(device)
-            parts.append(predict(classifier.posterior_, classifier.likelihood_, x))
+            parts.append(classifier.prediction(batch.x))
             labels += batch.y or []
             found = examples_of(classifier, parts[-1], batch, lowest)
             examples = sorted([*examples, *found], key=lambda one: one.score if lowest else -one.score)[:EXAMPLES]

@@ -5,7 +5,7 @@
 | tables | float64 (N, columns), as they are before standardising |
 | tables with categories, dates or gaps | float64 (N, columns): codes, as `preprocessing_.codes` gives them, see below |
 | images | uint8 (N, channels, height, width), or float32 in [0, 1] where the model was fitted to such |
-| texts | int64 (N, width): numbers of words, padded with 0 on the left, as `preprocessing_.read` gives them |
+| texts | int64 (N, width): numbers of words, as `preprocessing_.read` gives them, padded with 0 |
 
 Outputs: `probabilities` (N, K) as of predict_proba, `outlier_score` (N,), `decision` (N,) of strings. The names of the
 classes and the threshold are in the graph's metadata. So are the `columns` of a table with categories, dates or gaps:
@@ -14,7 +14,6 @@ its place among the column's `entries`; of one that is not there, that of "(rare
 the column is `open`, else that of "(unseen)"; of an empty cell that of "(missing)", where there is one.
 """
 
-import importlib
 import json
 import math
 import os
@@ -32,8 +31,12 @@ from torch import Tensor, nn
 
 from demur.classifier import Classifier
 from demur.classifier.decision import UNKNOWN, UNSURE, class_probs, score_of
+from demur.classifier.features import Encoder
 from demur.classifier.kinds import Images, MixedTables, Preprocessing, Tables, Texts
+from demur.classifier.needing import needed
 from demur.classifier.tables import FARTHEST, Category, Column, features
+from demur.classifier.tokens import Tokens
+from demur.classifier.trunks import TextTrunk
 from demur.metrics import spread
 from demur.names import choose
 from demur.networks import LastState, as_input
@@ -50,7 +53,7 @@ LARGEST = 2**31 - 2**24  # bytes of weights; an ONNX file is a protocol buffer, 
 
 def export_onnx(classifier: Classifier, path: Path) -> str:
     """Write the graph, whole or not at all, and say how well it agrees with demur on random inputs."""
-    onnx, runtime = needed("onnx"), needed("onnxruntime")
+    onnx, runtime = needed("onnx", "onnx"), needed("onnxruntime", "onnx")
     graph = Graph(classifier).eval()
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     dynamic = {name: {0: "batch"} for name in ("input", *OUTPUTS[:2], CODE)}
@@ -85,21 +88,12 @@ def export_onnx(classifier: Classifier, path: Path) -> str:
     return agreement
 
 
-def needed(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise ValueError(
-            f"the package {module} is needed to export; install it with: pip install 'demur[onnx]'"
-        ) from None
-
-
 class Graph(nn.Module):
     """What the exported graph computes."""
 
     def __init__(self, classifier: Classifier) -> None:
         super().__init__()
-        self.read = Reading(classifier.preprocessing_)
+        self.read = Reading(classifier.preprocessing_, classifier.encoder_)
         self.average = Average(classifier.posterior_)
         self.likelihood = classifier.likelihood_
         decision = classifier.decision_
@@ -132,16 +126,20 @@ SCORES: dict[str, Callable[[Tensor, Any], Tensor]] = {
 
 
 class Reading(nn.Module):
-    """Raw inputs as the network takes them."""
+    """Raw inputs as the network takes them, or as a frozen backbone's features."""
 
-    def __init__(self, preprocessing: Preprocessing) -> None:
+    def __init__(self, preprocessing: Preprocessing, encoder: Encoder | None = None) -> None:
         super().__init__()
+        self.trunk = None if encoder is None else frozen(encoder.trunk)
+        self.scaling = None if encoder is None else encoder.scaling
         self.table = preprocessing if isinstance(preprocessing, Tables) else None
         self.columns = preprocessing.columns if isinstance(preprocessing, MixedTables) else ()
 
     def forward(self, raw: Tensor) -> Tensor:
         if self.columns:
             return features(self.columns, raw)
+        if self.trunk is not None and self.scaling is not None:
+            return self.scaling(self.trunk(as_input(raw)))
         if self.table is None:
             return as_input(raw)
         return (
@@ -194,6 +192,8 @@ def frozen(network: nn.Module) -> nn.Module:
     for module in copied.modules():
         if isinstance(module, LastState):
             module.forward = MethodType(last_state, module)  # type: ignore[method-assign]
+        if isinstance(module, TextTrunk):
+            module.trims = False
     return copied
 
 
@@ -239,6 +239,10 @@ def example(preprocessing: Preprocessing, count: int) -> Tensor:
         words = torch.randint(1, len(preprocessing.words), (count, preprocessing.width), generator=generator)
         start = torch.randint(preprocessing.width, (count, 1), generator=generator)
         return words.where(torch.arange(preprocessing.width) >= start, 0)
+    if isinstance(preprocessing, Tokens):
+        tokens = torch.randint(1, 1000, (count, preprocessing.width), generator=generator)
+        length = torch.randint(1, preprocessing.width + 1, (count, 1), generator=generator)
+        return tokens.where(torch.arange(preprocessing.width) < length, 0)
     raise ValueError(f"a model of {preprocessing.kind} inputs cannot be exported; fit one to tables, images or texts")
 
 
@@ -262,11 +266,14 @@ def of_columns(classifier: Classifier) -> dict[str, Any]:
 
 def check(classifier: Classifier, session: Any) -> str:
     """Compare with demur on random inputs; a graph that differs is refused."""
-    raw, preprocessing = example(classifier.preprocessing_, CHECKED), classifier.preprocessing_
+    count = CHECKED if classifier.backbone_ is None else CHECKED // 16  # a backbone takes its time
+    raw, preprocessing = example(classifier.preprocessing_, count), classifier.preprocessing_
     if isinstance(preprocessing, MixedTables):
         x = features(preprocessing.columns, raw)
     else:
-        x = raw if isinstance(preprocessing, Texts) else preprocessing.read(raw)
+        x = raw if isinstance(preprocessing, Texts | Tokens) else preprocessing.read(raw)
+    if classifier.encoder_ is not None:
+        x = classifier.encoder_(x, torch.device("cpu"))
     prediction = predict(classifier.posterior_, classifier.likelihood_, x)
     score = score_of(prediction, classifier.decision_.score)
     decision = classifier.decision_.answers(prediction, classifier.classes_).astype(str)
@@ -276,4 +283,4 @@ def check(classifier: Classifier, session: Any) -> str:
     clear = np.abs(score[:, None] - limits).min(1) > TOLERANCE
     if not apart <= TOLERANCE or (found[2] != decision)[clear].any():
         raise ValueError(f"the exported graph differs from the model by {apart:.1g}; this network cannot be exported")
-    return f"{CHECKED} random inputs give the same to {apart:.0e}"
+    return f"{count} random inputs give the same to {apart:.0e}"

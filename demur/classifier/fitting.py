@@ -63,13 +63,19 @@ def held_out_outliers(outliers: Tensor, fraction: float, seed: int) -> tuple[Ten
     return outliers[order[count:].sort().values], outliers[order[:count].sort().values]
 
 
-def fitting_inference(method: Method, network: Network, num_outputs: int, by_name: bool) -> Inference:
+def fitting_inference(
+    method: Method, network: Network, num_outputs: int, by_name: bool, pretrained: bool = False
+) -> Inference:
     """The method's own, but Laplace is over the head alone where the trunk is recurrent, which has no fast curvature.
+
+    So it is where the trunk is pretrained, unless more than the method's name was given.
 
     Whoever gave more than the method's name asked for all layers, and is told.
     """
     if not isinstance(method.inference, Laplace) or method.inference.over == "head":
         return method.inference
+    if pretrained:
+        return replace(method.inference, over="head") if by_name else method.inference
     with torch.random.fork_rng(devices=[]):
         recurrent = any(isinstance(module, nn.RNNBase) for module in network(num_outputs).modules())
     if recurrent and not by_name:

@@ -7,7 +7,7 @@ and the kind of synthetic outliers that goes with it (`synthetic_kind`).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -18,6 +18,7 @@ import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import validate_data
 from torch import Tensor
+from torch.nn import functional as F
 
 from demur.classifier.builders import builder
 from demur.classifier.tables import (
@@ -32,6 +33,7 @@ from demur.classifier.tables import (
     is_mixed,
     learned,
 )
+from demur.classifier.tokens import Tokens
 from demur.metrics import Array
 from demur.names import choose, current
 from demur.networks import Network, as_input
@@ -144,6 +146,7 @@ class Images:
 
     shape: tuple[int, ...]  # channels, height, width
     whole: bool  # whether training images are uint8
+    resizes: bool = False  # whether others are brought to this shape, or refused
     kind: ClassVar[str] = "images"
     synthetic_kind: ClassVar[str] = "images"
 
@@ -158,6 +161,8 @@ class Images:
 
     def read(self, X: Any, what: str = "X") -> Tensor:
         images = grey_values(X, what)
+        if self.resizes:
+            images = resized(images, self.shape)
         if tuple(images.shape[1:]) != self.shape:
             raise ValueError(
                 f"{what} has images of shape {tuple(images.shape[1:])}, the training images had {self.shape} "
@@ -196,6 +201,17 @@ def grey_values(X: Any, what: str) -> Tensor:
             "255 or floats from 0 to 1"
         )
     return x.float() if x.is_floating_point() else x.to(torch.uint8)
+
+
+def resized(images: Tensor, shape: Sequence[int]) -> Tensor:
+    """Images as RGB of that size, uint8."""
+    channels, *size = shape
+    if images.shape[1] not in (1, channels):
+        raise ValueError(f"images of {images.shape[1]} channels are not RGB; give {channels}, or 1 for grey ones")
+    whole = images if images.dtype == torch.uint8 else (255 * images).round().to(torch.uint8)
+    if list(images.shape[2:]) != size:
+        whole = torch.cat([F.interpolate(part, size, mode="bilinear", antialias=True) for part in whole.split(64)])
+    return whole.expand(-1, channels, -1, -1)
 
 
 @dataclass(frozen=True)
@@ -276,8 +292,8 @@ class Ready:
         return Recipe(epochs=steps_to_epochs(600, count, 64, 3, 50), batch_size=64)
 
 
-Preprocessing = Tables | MixedTables | Images | Texts | Ready
-KINDS: Mapping[str, type[Preprocessing]] = MappingProxyType(
+Preprocessing = Tables | MixedTables | Images | Texts | Ready | Tokens
+KINDS: Mapping[str, type[Tables] | type[Images] | type[Texts] | type[Ready]] = MappingProxyType(
     {"tables": Tables, "images": Images, "texts": Texts, "ready": Ready}
 )
 
@@ -312,8 +328,13 @@ def table_of(estimator: BaseEstimator, X: Any, what: str, known: Preprocessing |
     return rows
 
 
+# what a model file calls them
+STORED: Mapping[str, type[Preprocessing]] = MappingProxyType({**KINDS, "tokens": Tokens})
+
+
 def to_json(preprocessing: Preprocessing) -> dict[str, Any]:
-    return {"kind": preprocessing.kind, **asdict(preprocessing)}
+    name = "tokens" if isinstance(preprocessing, Tokens) else preprocessing.kind
+    return {"kind": name, **asdict(preprocessing)}
 
 
 def from_json(saved: Mapping[str, Any]) -> Preprocessing:
@@ -321,4 +342,4 @@ def from_json(saved: Mapping[str, Any]) -> Preprocessing:
     del values["kind"]
     if "columns" in values:
         return MixedTables(columns_from_json(values["columns"]))
-    return choose(KINDS, current(saved["kind"]), "kind of data")(**values)
+    return choose(STORED, current(saved["kind"]), "kind of data")(**values)

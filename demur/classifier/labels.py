@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 import numpy as np
+import torch
 from sklearn.utils import assert_all_finite, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
@@ -70,3 +71,18 @@ def _warn_of_lookalikes(classes: np.ndarray, counts: np.ndarray) -> None:
                 "write them alike if they are one",
                 stacklevel=5,
             )
+
+
+MOST = 10  # times that an input of a rare class is trained with
+
+
+def balanced(rows: Tensor, codes: Tensor) -> Tensor:
+    """Rows to train with, those of rarer classes again and again, till all have as many, or MOST times their own."""
+    counts = codes[rows].bincount()
+    repeats = (counts.max() / counts.clamp_min(1)).clamp_max(MOST)
+    each = []
+    for code, times in enumerate(repeats.tolist()):
+        own = rows[codes[rows] == code]
+        wanted = round(times * len(own))
+        each.append(own.repeat(int(times) + 1)[:wanted])
+    return torch.cat(each)

@@ -1,8 +1,9 @@
-"""The model file: a folder, or one zip whose name ends in .demur, of three parts.
+"""The model file: a folder, or one zip whose name ends in .demur, of three parts or four.
 
     manifest.json           the format's version, and every other part's length and SHA-256
     model.json              what is not a tensor: classes, likelihood, preprocessing, thresholds, figures, versions
     posterior.safetensors   weights and posterior
+    backbone.safetensors    the weights of a frozen backbone, where there is one
 
 Nothing in it is code, and reading runs none. Every part is checked against the manifest before it is used, so damage is
 noticed; a hash is no signature, so whoever can rewrite the whole file can make a valid one. It is written whole or not
@@ -15,19 +16,28 @@ import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save_file
+from torch import Tensor
+
 from demur.posterior import Posterior
 from demur.posterior_file import save as save_posterior
 
-FORMAT = (1, 2)  # a new minor version adds, and older ones are read; a new major version breaks
+FORMAT = (1, 3)  # a new minor version adds, and older ones are read; a new major version breaks
 MANIFEST, MODEL, POSTERIOR = "manifest.json", "model.json", "posterior.safetensors"
 PARTS = (MODEL, POSTERIOR)
+BACKBONE = "backbone.safetensors"
 LONGEST_MANIFEST, LONGEST_MODEL = 2**16, 2**26  # bytes
 SUFFIX = ".demur"
+
+
+def _are_parts(names: Iterable[str]) -> bool:
+    """Whether these are a model's, each once."""
+    return sorted(names) in (sorted((MANIFEST, *PARTS)), sorted((MANIFEST, *PARTS, BACKBONE)))
 
 
 def check_target(path: str | Path) -> None:
@@ -37,7 +47,7 @@ def check_target(path: str | Path) -> None:
         raise ValueError(f"{path} is a mount point or the current folder, which cannot be replaced; name one inside it")
     if path.is_dir():
         names = sorted(entry.name for entry in path.iterdir())
-        if names and (names != sorted((MANIFEST, *PARTS)) or not _is_manifest(path / MANIFEST)):
+        if names and not (_are_parts(names) and _is_manifest(path / MANIFEST)):
             raise ValueError(f"{path} is a folder of something else; give a new name, or one that ends in {SUFFIX}")
     elif path.exists() and not (path.suffix == SUFFIX and _is_zipped_model(path)):
         raise ValueError(f"{path} is a file that is no model; give a new name, or remove it first")
@@ -56,12 +66,14 @@ def _is_manifest(file: Path) -> bool:
 def _is_zipped_model(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
-            return sorted(archive.namelist()) == sorted((MANIFEST, *PARTS))
+            return _are_parts(archive.namelist())
     except (zipfile.BadZipFile, OSError):
         return False
 
 
-def write_model(path: str | Path, model: Mapping[str, Any], posterior: Posterior) -> None:
+def write_model(
+    path: str | Path, model: Mapping[str, Any], posterior: Posterior, backbone: Mapping[str, Tensor] | None = None
+) -> None:
     """A folder, or a zip if the name ends in .demur. A model that is there stays until the new one is whole."""
     check_target(path)
     path = Path(os.path.realpath(path))
@@ -71,14 +83,18 @@ def write_model(path: str | Path, model: Mapping[str, Any], posterior: Posterior
         folder.mkdir()
         (folder / MODEL).write_text(json.dumps(model, indent=1, allow_nan=False), "utf-8")
         save_posterior(posterior, folder / POSTERIOR)
-        shutil.copymode(folder / MODEL, folder / POSTERIOR)  # which is written for its owner alone
-        parts = {name: {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in PARTS}
+        if backbone is not None:
+            save_file({name: value.cpu().contiguous() for name, value in backbone.items()}, folder / BACKBONE)
+        present = (*PARTS, BACKBONE) if backbone is not None else PARTS
+        for name in present[1:]:
+            shutil.copymode(folder / MODEL, folder / name)  # which is written for its owner alone
+        parts = {name: {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in present}
         version = ".".join(map(str, FORMAT))
         (folder / MANIFEST).write_text(json.dumps({"demur": version, "parts": parts}, indent=1), "utf-8")
         if path.suffix == SUFFIX and not path.is_dir():
             zipped = Path(beside) / "zipped"
             with zipfile.ZipFile(zipped, "w", zipfile.ZIP_STORED) as archive:
-                for name in (MANIFEST, *PARTS):
+                for name in (MANIFEST, *present):
                     archive.write(folder / name, name)
             os.replace(zipped, path)
         elif path.exists():
@@ -98,28 +114,31 @@ def _swap(new: Path, path: Path, old: Path) -> None:
 
 
 @contextmanager
-def read_model(path: str | Path) -> Iterator[tuple[dict[str, Any], Path]]:
-    """What model.json says, and where the posterior lies while the block lasts; every part has been checked."""
+def read_model(path: str | Path) -> Iterator[tuple[dict[str, Any], Path, Path]]:
+    """What model.json says, and where posterior and backbone lie while the block lasts; every part has been checked.
+
+    There need not be a backbone.
+    """
     path = Path(path)
     if path.is_dir():
         before = _bytes_of(path / MANIFEST)
-        yield _checked(path, path), path / POSTERIOR
+        yield _checked(path, path), path / POSTERIOR, path / BACKBONE
         if _bytes_of(path / MANIFEST) != before:
             raise ValueError(f"{path} was replaced by another model while it was read; load it again")
     elif path.is_file():
         with tempfile.TemporaryDirectory() as folder:
             _unzip(path, Path(folder))
-            yield _checked(Path(folder), path), Path(folder) / POSTERIOR
+            yield _checked(Path(folder), path), Path(folder) / POSTERIOR, Path(folder) / BACKBONE
     else:
         raise ValueError(f"model {path} does not exist; give the folder or the {SUFFIX} file that was saved")
 
 
 def _unzip(path: Path, folder: Path) -> None:
-    """The three parts, into a folder of our own, under names of our own."""
+    """The parts, into a folder of our own, under names of our own."""
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
-            if sorted(entry.filename for entry in entries) != sorted((MANIFEST, *PARTS)):
+            if not _are_parts(entry.filename for entry in entries):
                 raise _damaged(path, f"its parts are not {MANIFEST}, {' and '.join(PARTS)}")
             for entry in entries:
                 # stored, not compressed: what comes out is never more than what went in
@@ -133,7 +152,7 @@ def _unzip(path: Path, folder: Path) -> None:
 
 def _checked(folder: Path, path: Path) -> dict[str, Any]:
     present = sorted(part.name for part in folder.iterdir())
-    if present != sorted((MANIFEST, *PARTS)):
+    if not _are_parts(present):
         raise _damaged(path, f"its parts are not {MANIFEST}, {' and '.join(PARTS)}")
     if any(not (folder / name).is_file() or (folder / name).is_symlink() for name in present):
         raise _damaged(path, "a part is not a plain file")
@@ -141,9 +160,9 @@ def _checked(folder: Path, path: Path) -> dict[str, Any]:
     if set(manifest) != {"demur", "parts"} or not isinstance(manifest["parts"], dict):
         raise _damaged(path, f"{MANIFEST} is not a manifest")
     _check_version(manifest["demur"], path)
-    if set(manifest["parts"]) != set(PARTS):
+    if {MANIFEST, *manifest["parts"]} != set(present):
         raise _damaged(path, f"{MANIFEST} lists other parts")
-    for name in PARTS:
+    for name in manifest["parts"]:
         found = {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
         if manifest["parts"][name] != found:
             raise _damaged(path, f"{name} is not what was saved")

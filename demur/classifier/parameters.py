@@ -23,8 +23,9 @@ def check_parameters(given: Mapping[str, Any]) -> None:
         )
     if not isinstance(synthetic, Shown | str | None):
         raise ValueError(f"synthetic {synthetic!r} is neither a name nor a value of demur.outliers.values; give one")
-    if not isinstance(given["by_class"], bool | np.bool_):
-        raise ValueError(f"by_class {given['by_class']!r} is neither True nor False")
+    for name in ("by_class", "balance"):
+        if not isinstance(given[name], bool | np.bool_):
+            raise ValueError(f"{name} {given[name]!r} is neither True nor False")
     for name in ("coverage", "validation"):
         value = given[name]
         if not isinstance(value, int | float | np.number) or not 0 < value < 1:

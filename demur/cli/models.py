@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from demur.cli.fitted import said_of_fit
 from demur.cli.outputs import Overwrite, check_file, check_folder, whole_file
 from demur.cli.progress import counting, progress
-from demur.cli.shared import Data, DeviceName, Seed, device_named, make_console, networks_in, open_store
+from demur.cli.shared import Data, DeviceName, Seed, cache_folder, device_named, make_console, open_store
 
 if TYPE_CHECKING:
     from demur.classifier import Classifier
@@ -42,10 +43,20 @@ def fit(
         typer.Option(help="Beside these: columns, box; smooth, uniform, patches, halves, spectrum_matched; words."),
     ] = None,
     method: Annotated[str, typer.Option(help="inference+likelihood: la+nc, map+oe, de+nc, vb+sl, ...")] = "la+nc",
+    backbone: Annotated[
+        str | None,
+        typer.Option(help="Pretrained: efficientnet-lite0, timm:NAME; minilm, wordllama; hf:NAME or hf:FOLDER."),
+    ] = None,
+    tune: Annotated[str, typer.Option(help="What of the backbone is trained: head, last (blocks) or all.")] = "head",
     label: LabelColumn = None,
     size: Annotated[str | None, typer.Option(help="Of images: 32, or HEIGHTxWIDTH; else the most common.")] = None,
     coverage: Annotated[float, typer.Option(help="Fraction of the inliers that is to get a label.")] = 0.95,
     epochs: Annotated[int | None, typer.Option(min=1, help="Else what suits the amount of data.")] = None,
+    time_limit: Annotated[str | None, typer.Option(help="As well as it can in 90s, 10m or 2h.")] = None,
+    augment: Annotated[str, typer.Option(help="Of images in training: auto, off, light, strong.")] = "auto",
+    balance: Annotated[
+        bool, typer.Option("--balance", help="Train with rare classes as often as with others.")
+    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A fifth of the usual epochs, for a first look.")] = False,
     checkpoint: Annotated[
         Path | None,
@@ -62,13 +73,26 @@ def fit(
     shape = _size(size)
 
     from demur.classifier import Classifier
+    from demur.classifier.backbones import chosen
+    from demur.classifier.features import counted
+    from demur.classifier.kinds import Images
+    from demur.classifier.limits import seconds_in
     from demur.classifier.readers import open_inputs, read_outliers
+    from demur.inference.base import networks_in
     from demur.methods import parse_method
 
+    if backbone is not None and size is not None:
+        raise ValueError(f"size {size!r} is the backbone's to say; leave out one of --size and --backbone")
+    seconds_in(time_limit)
     networks = networks_in(parse_method(method).inference)
     console = make_console()
     with _resumable(checkpoint), progress(console, f"reading {inputs.name}", networks) as describe:
-        given = open_inputs(inputs, labelled=True, label=label, size=shape, mixed=None)
+        pretrained = None if backbone is None else chosen(backbone, None, tune)
+        if pretrained is not None and isinstance(pretrained.inputs, Images):
+            channels, *taken = pretrained.inputs.shape
+            given = open_inputs(inputs, labelled=True, label=label, size=(taken[0], taken[1]), channels=channels)
+        else:
+            given = open_inputs(inputs, labelled=True, label=label, size=shape, mixed=None)
         inliers = given.gathered()
         classes = sorted(set(inliers.y or ()))
         if len(classes) > len(inliers.names) / 2:
@@ -78,20 +102,29 @@ def fit(
         shown = None if outliers is None else read_outliers(outliers, given, inliers.x, lambda: open_store(data))
         describe(f"{inputs.name} {method}")
         if quick and epochs is None:
-            epochs = max(1, _usual_epochs(given.kind, inliers.x) // 5)
+            usual = pretrained.recipe(tune, len(inliers.names)).epochs if pretrained else None
+            epochs = max(1, (usual or _usual_epochs(given.kind, inliers.x)) // 5)
         if isinstance(shown, str):  # made from DATA: a name
             synthetic, shown = f"{shown}+{synthetic}" if synthetic else shown, None
         classifier = Classifier(
             method,
+            backbone=pretrained,
+            tune=tune,
+            cache=None if pretrained is None else cache_folder() / "features",
             synthetic=synthetic,
+            augment=augment,
+            balance=balance,
             coverage=coverage,
             epochs=epochs,
+            time_limit=time_limit,
             device=device_named(device),
             random_state=seed,
         )
-        classifier.fit(inliers.x, inliers.y, shown)
+        told = f"{inputs.name} {method}"
+        with counted(lambda done, total: describe(f"{told}: features {done:,}/{total:,}" if done < total else told)):
+            classifier.fit(inliers.x, inliers.y, shown)
         classifier.save(out)
-    for name, said in _said_of_fit(classifier, given, len(inliers.names), outliers).items():
+    for name, said in said_of_fit(classifier, given, len(inliers.names), outliers).items():
         print(f"{name:<9} {said}")
     print(f"wrote {out}")
 
@@ -333,28 +366,6 @@ def _usual_epochs(kind: str, x: "X") -> int:
     from demur.classifier.kinds import KINDS, recipe_for_tables
 
     return (recipe_for_tables(len(x)) if kind == "tables" else KINDS[kind].of(x).recipe(len(x))).epochs
-
-
-def _said_of_fit(classifier: "Classifier", given: "Inputs", count: int, outliers: str | None) -> dict[str, str]:
-    from demur.classifier.readers import listed
-
-    found = classifier.report_
-    shape = f" of {given.shape[1]}x{given.shape[2]}, {'grey' if given.shape[0] == 1 else 'RGB'}" if given.shape else ""
-    abstained = "on outliers: not measured, none could be held out"
-    if found["outliers_abstained"] is not None:
-        unseen = f"{found['unseen_outliers']:,} outliers that it was not shown"
-        abstained = f"on {100 * found['outliers_abstained']:.1f} % of {unseen}"
-    shown = found["outliers"] if outliers in (None, found["outliers"]) else f"{outliers}, {found['outliers']}"
-    what = "rows" if given.kind == "tables" else given.kind
-    return {
-        "inputs": f"{count:,} {what}{shape}; {found['tuned'] + found['calibrated']:,} held out",
-        "classes": f"{len(classifier.classes_)}: {listed(classifier.classes_.tolist())}",
-        "outliers": shown + ", synthetic" * (outliers is None and classifier.likelihood_.outside is not None),
-        "accuracy": f"{100 * found['accuracy']:.1f} % of those held out",
-        "accepted": f"{100 * found['coverage']:.1f} % of the {found['tuned']:,} that the threshold was not chosen by",
-        "abstained": abstained,
-        "training": f"{found['method']}, {found['epochs']} epochs, {found['seconds']:.0f} s",
-    }
 
 
 def _open_for(

@@ -20,6 +20,7 @@ class Training:
 
     def __init__(self, networks: int | None) -> None:
         self.networks, self.network, self.done, self.said = networks, 0, 0.0, ""
+        self.accuracy: float | None = None
         self.begun: tuple[float, float] | None = None  # when it was first heard of, and how much was done then
 
     def heard(self, report: "EpochReport", share: float = 1.0) -> None:
@@ -29,13 +30,17 @@ class Training:
             self.begun = self.begun if self.networks else None
         self.done = done
         self.said = f"epoch {report.epoch}/{report.epochs}, loss {report.loss:.3f}"
+        self.accuracy = self.accuracy if report.accuracy is None else report.accuracy  # within an epoch the last one's
+        if self.accuracy is not None:
+            self.said += f", validation accuracy {100 * self.accuracy:.1f} %"
         if self.network:
             self.said = f"network {self.network + 1}{f'/{self.networks}' if self.networks else ''}, {self.said}"
         now = time.monotonic()
         self.begun = self.begun or (now, self.part)
         taken, made = now - self.begun[0], self.part - self.begun[1]
         if taken > 1 and made > 0 and self.part < 1:
-            self.said += f", about {duration(taken * (1 - self.part) / made)} left"
+            left = taken * (1 - self.part) / made
+            self.said += f", about {duration(left if report.left is None else min(left, report.left))} left"
 
     @property
     def part(self) -> float:

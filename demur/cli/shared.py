@@ -10,7 +10,6 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from demur.inference import Inference
     from demur.tasks import Store
 
 Data = Annotated[
@@ -41,15 +40,16 @@ def open_store(data: Path | None) -> "Store":
 
     named = data or os.environ.get("DEMUR_DATA")
     if named is None:
-        return Store(_cache() / "data")
+        return Store(cache_folder() / "data")
     root = Path(named)
     if not root.is_dir():
         raise ValueError(f"the data folder {root} does not exist; create it, or name another with --data")
     writable = os.access(root, os.W_OK) and root.stat().st_mode & 0o200
-    return Store(root, None if writable else _cache() / "decoded")
+    return Store(root, None if writable else cache_folder() / "decoded")
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """The user's own."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "demur"
     except RuntimeError:  # neither HOME nor an entry for this user
@@ -66,10 +66,3 @@ def device_named(name: str) -> str:
     except (RuntimeError, AssertionError, NotImplementedError):
         raise ValueError(f"device {name!r} is not available here; try cpu or auto") from None
     return name
-
-
-def networks_in(inference: "Inference") -> int:
-    """How many are trained, one after another."""
-    from demur.training_data import Recipe
-
-    return sum(networks_in(part) for part, _ in inference.parts(Recipe())) or 1

@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 import demur
 from demur.cli.outputs import FIGURES, Overwrite, check_distinct, check_file, check_folder, write_whole
 from demur.cli.progress import progress
-from demur.cli.shared import Data, OwnMetrics, OwnScores, Seed, device_named, make_console, networks_in, open_store
+from demur.cli.shared import Data, OwnMetrics, OwnScores, Seed, device_named, make_console, open_store
 
 if TYPE_CHECKING:
     from demur.study.grid import Setting
@@ -55,6 +55,7 @@ def run(
     check_file(json_file, overwrite, mark=RUN, reads=[load] if load else [])
     check_file(save, overwrite, reads=[load] if load else [])
 
+    from demur.inference.base import networks_in
     from demur.measures import measures_with
     from demur.methods import parse_method
     from demur.report.tables import sheet

@@ -37,6 +37,11 @@ def fit_parts(
     return [part.fit(network, likelihood, data, its_recipe) for part, its_recipe in inference.parts(recipe)]
 
 
+def networks_in(inference: Inference) -> int:
+    """How many are trained, one after another."""
+    return sum(networks_in(part) for part, _ in inference.parts(Recipe())) or 1
+
+
 def check_copies(model: torch.nn.Module, data: TrainingData) -> None:
     """Refuse, before it is trained, a network that samples of its weights could not be put into.
 

@@ -27,5 +27,5 @@ class MAP:
     ) -> Point:
         with seeded(recipe.seed, data.device):
             model = build(network, likelihood, data)
-            deque(train(model, likelihood, data, recipe), maxlen=0)
+            deque(train(model, likelihood, data, recipe, watched=True), maxlen=0)
         return Point(model)

@@ -14,7 +14,7 @@ from demur.inference.base import build
 from demur.likelihoods import Likelihood
 from demur.networks import Network
 from demur.posterior import Point
-from demur.training import Learner, cosine, optimizer_for, run_epoch, seeded
+from demur.training import Learner, cosine, optimizer_for, run_epoch, seeded, tell
 from demur.training_data import Recipe, TrainingData
 
 
@@ -41,5 +41,5 @@ def train_together(
     step = Recorded(learners)
     with seeded(recipes[0].seed, data.device):
         for epoch in range(recipes[0].epochs):
-            run_epoch(learners, step, recipes[0], cosine, epoch)
+            tell(epoch + 1, recipes[0], run_epoch(learners, step, recipes[0], cosine, epoch))
     return [Point(learner.model.eval()) for learner in learners]

@@ -15,6 +15,7 @@ from demur.classifier import Classifier
 from demur.classifier.kinds import Images, MixedTables, Tables, Texts
 from demur.classifier.readers import X, listed
 from demur.classifier.readers.images import opened, pixels_of
+from demur.classifier.tokens import Tokens
 from demur.serving.limits import Limits, Refused
 
 CELLS = (int, float, str, bool, type(None))  # of JSON
@@ -30,7 +31,7 @@ def as_x(model: Classifier, values: Any, limits: Limits) -> X:
     kind = model.preprocessing_
     if isinstance(kind, Images):
         return np.stack([image(value, kind.shape, place, limits) for place, value in enumerate(values, 1)])
-    if isinstance(kind, Texts):
+    if isinstance(kind, Texts | Tokens):
         return [text(value, place, limits) for place, value in enumerate(values, 1)]
     if isinstance(kind, MixedTables):
         return mixed_table(values, model, kind)

@@ -18,6 +18,7 @@ from fastapi.responses import JSONResponse, Response
 import demur
 from demur.classifier import Classifier
 from demur.classifier.kinds import Images, MixedTables, Tables, Texts
+from demur.classifier.tokens import Tokens
 from demur.serving.answers import Answer
 from demur.serving.limits import Limits, Refused
 
@@ -91,7 +92,7 @@ def _at(server: "Server", name: str, version: str | None) -> Any:
 
 def takes(model: Classifier) -> tuple[str, list[int]]:
     kind = model.preprocessing_
-    if isinstance(kind, Texts):
+    if isinstance(kind, Texts | Tokens):
         return "BYTES", [-1]
     if isinstance(kind, Images):
         return "UINT8", [-1, *kind.shape]

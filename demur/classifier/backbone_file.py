@@ -1,0 +1,86 @@
+"""A backbone in a model file: how it is built, by names and numbers, and its weights."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from demur.checkpoint import put_state, state_of
+from demur.classifier import trunks
+from demur.classifier.backbones import TUNED, Backbone
+from demur.classifier.features import Encoder, Scaling
+from demur.classifier.kinds import Images, Preprocessing
+from demur.classifier.saved import check_size, check_types
+from demur.classifier.tokens import Tokens
+
+
+def to_json(backbone: Backbone, encoder: Encoder | None, tune: str) -> dict[str, Any]:
+    return {
+        "name": backbone.name,
+        "architecture": backbone.architecture,
+        "arguments": dict(backbone.arguments),
+        "tune": tune,
+        "scaling": encoder and asdict(encoder.scaling),
+    }
+
+
+def from_json(
+    saved: Mapping[str, Any] | None,
+    inputs: Preprocessing,
+    own: Backbone | nn.Module | None,
+    weights: Path,
+    posterior: Path,
+) -> tuple[Backbone | None, Encoder | None]:
+    """The backbone that the file describes, or the caller's, and how it encodes inputs, where it was frozen.
+
+    The weights of one that was tuned are the posterior's.
+    """
+    if saved is None:
+        return None, None
+    if not isinstance(inputs, Images | Tokens) or saved["tune"] not in TUNED:
+        raise TypeError("its backbone reads no such inputs")
+    frozen = saved["tune"] == "head"
+    backbone = _built(saved, inputs, own, weights if frozen else posterior)
+    if not frozen:
+        return backbone, None
+    _fill(backbone.trunk, weights)
+    scaling = Scaling(tuple(saved["scaling"]["mean"]), tuple(saved["scaling"]["scale"]))
+    check_types(scaling)
+    if not len(scaling.mean) == len(scaling.scale) == backbone.width or 0 in scaling.scale:
+        raise ValueError("its backbone has other features than it was scaled by; save it anew")
+    return backbone, Encoder(backbone.trunk, scaling)
+
+
+def _built(
+    saved: Mapping[str, Any], inputs: Images | Tokens, own: Backbone | nn.Module | None, weights: Path
+) -> Backbone:
+    if own is not None:
+        return replace(own if isinstance(own, Backbone) else Backbone.of(own), inputs=inputs)
+    if saved["architecture"] is None:
+        raise ValueError(
+            f"it was fitted with a backbone of your own, {saved['name']}; load it with backbone=, the same"
+        )
+    check_size(lambda: trunks.from_description(saved["architecture"], saved["arguments"]), weights)
+    trunk = trunks.from_description(saved["architecture"], saved["arguments"])
+    return Backbone(str(saved["name"]), trunk, inputs, saved["architecture"], saved["arguments"])
+
+
+def _fill(trunk: nn.Module, weights: Path) -> None:
+    """Put the file's weights into the trunk, which must have the same names and shapes, and be finite."""
+    slots = state_of(trunk)
+    try:
+        with safe_open(weights, "pt") as file:
+            shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 (no mapping)
+            if shapes != {name: tuple(slot.shape) for name, slot in slots.items()}:
+                raise ValueError("its backbone has other weights than were saved; give the one it was fitted with")
+            state = {key: file.get_tensor(key) for key in shapes}
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"the weights of its backbone cannot be read ({error}); save it anew") from None
+    if wild := next((name for name, value in state.items() if not value.isfinite().all()), None):
+        raise ValueError(f"its backbone has NaN or infinite weights, in {wild}; save it anew")
+    with torch.no_grad():
+        put_state(trunk, state)

@@ -1,0 +1,160 @@
+"""Features of a frozen backbone: computed once, standardised, and kept on disk where a folder for them is named."""
+
+import hashlib
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from demur.checkpoint import state_of
+from demur.classifier.tables import FARTHEST
+from demur.networks import as_input
+from demur.provenance import digest
+from demur.streams import generator_for
+from demur.training_data import Fixed, OutlierSource, Split
+
+BATCH = 32  # inputs that go through a trunk at once
+FEWEST = 2_000  # outliers that are worth computing, however few inliers there are
+AT_ONCE = 1024  # inputs between two writes to the cache
+CACHE = "features.sqlite"
+
+_counting: ContextVar[Callable[[int, int], None] | None] = ContextVar("counting", default=None)
+
+
+@contextmanager
+def counted(observer: Callable[[int, int], None]) -> Iterator[None]:
+    """Have `observer` told how many inputs of how many have their features, whenever some are computed in the block."""
+    token = _counting.set(observer)
+    try:
+        yield
+    finally:
+        _counting.reset(token)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """By the mean and the deviation of the training inputs' features."""
+
+    mean: tuple[float, ...]
+    scale: tuple[float, ...]
+
+    @classmethod
+    def of(cls, features: Tensor) -> "Scaling":
+        deviation, largest = features.std(0, correction=0), features.abs().amax(0)
+        scale = torch.where(deviation > 1e-6 * largest, deviation, 1.0)  # one that does not vary has no scale
+        return cls(tuple(features.mean(0).tolist()), tuple(scale.tolist()))
+
+    def __call__(self, features: Tensor) -> Tensor:
+        mean, scale = features.new_tensor(self.mean), features.new_tensor(self.scale)
+        return ((features - mean) / scale).clamp(-FARTHEST, FARTHEST)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A frozen trunk and the scaling of its features."""
+
+    trunk: nn.Module = field(repr=False)
+    scaling: Scaling
+
+    def __call__(self, x: Tensor, device: torch.device, cache: Path | None = None) -> Tensor:
+        return self.scaling(computed(self.trunk, x, device, cache))
+
+
+def computed(trunk: nn.Module, x: Tensor, device: torch.device, cache: Path | None = None) -> Tensor:
+    """Features (N, width), on the CPU, of inputs as the trunk takes them; those in the folder `cache` are read.
+
+    There they lie under a hash of the input and of the trunk's weights, so that one that is found is right. They are
+    written as they come: whoever is stopped goes on.
+    """
+    if cache is None:
+        return _computed(trunk, x, device, 0, len(x))
+    own = bytes.fromhex(digest((repr(trunk), state_of(trunk))))
+    keys = [hashlib.sha256(own + row.contiguous().numpy().tobytes()).digest() for row in x.cpu()]
+    with _opened(cache) as stored:
+        found = {key: value for key in dict.fromkeys(keys) if (value := stored.read(key)) is not None}
+        missing = [row for row, key in enumerate(keys) if key not in found]
+        for start in range(0, len(missing), AT_ONCE):
+            rows = missing[start : start + AT_ONCE]
+            fresh = _computed(trunk, x[rows], device, len(x) - len(missing) + start, len(x))
+            made = {keys[row]: features for row, features in zip(rows, fresh, strict=True)}
+            stored.write(made)
+            found |= made
+    return torch.stack([found[key] for key in keys])
+
+
+def as_features(
+    trunk: nn.Module,
+    splits: Sequence[Split],
+    source: OutlierSource | None,
+    unseen: Tensor | None,
+    device: torch.device,
+    cache: str | Path | None,
+) -> tuple[Encoder, list[Split], OutlierSource | None, Tensor | None]:
+    """What a fit sees as features, scaled by the first of the splits; of outliers no more than are worth their time."""
+    folder = None if cache is None else Path(cache)
+    encoder = Encoder(trunk, Scaling.of(computed(trunk, splits[0].x, device, folder)))
+
+    def encoded(x: Tensor) -> Tensor:
+        return encoder(x, device, folder)
+
+    if source is not None:
+        pool = source.epoch(generator_for("features"))
+        some = torch.randperm(len(pool), generator=generator_for("features"))[: max(FEWEST, len(splits[0]))]
+        source = Fixed(encoded(pool[some]))
+    return (
+        encoder,
+        [Split(encoded(split.x), split.y) for split in splits],
+        source,
+        None if unseen is None else encoded(unseen),
+    )
+
+
+@torch.inference_mode()
+def _computed(trunk: nn.Module, x: Tensor, device: torch.device, done: int, total: int) -> Tensor:
+    is_text = x.dtype == torch.long
+    # texts of about one length go together, or most of a batch would be padding
+    order = (x != 0).sum(1).argsort() if is_text else torch.arange(len(x))
+    trunk, parts = trunk.to(device), []
+    for rows in order.split(BATCH):
+        parts.append(trunk(as_input(x[rows].to(device))).float().cpu())
+        done += len(rows)
+        if observer := _counting.get():
+            observer(done, total)
+    features = torch.cat(parts)[order.argsort()]
+    if not features.isfinite().all():
+        raise ValueError("the backbone gives NaN or infinite features of these inputs; choose another")
+    return features.clone()  # outside of inference mode's reach
+
+
+@contextmanager
+def _opened(cache: Path) -> Iterator["_Stored"]:
+    cache.mkdir(parents=True, exist_ok=True)
+    file = cache / CACHE
+    try:
+        with closing(sqlite3.connect(file, timeout=60)) as connection:
+            connection.execute("create table if not exists features (key blob primary key, value blob) without rowid")
+            yield _Stored(connection)
+    except sqlite3.DatabaseError as error:
+        raise ValueError(
+            f"the features in {file} cannot be used ({error}); remove the file, or name another cache"
+        ) from None
+
+
+@dataclass(frozen=True)
+class _Stored:
+    connection: sqlite3.Connection
+
+    def read(self, key: bytes) -> Tensor | None:
+        row = self.connection.execute("select value from features where key = ?", (key,)).fetchone()
+        return None if row is None else torch.from_numpy(np.frombuffer(row[0], np.float32).copy())
+
+    def write(self, made: dict[bytes, Tensor]) -> None:
+        with self.connection:
+            rows: Sequence[tuple[bytes, bytes]] = [(key, value.numpy().tobytes()) for key, value in made.items()]
+            self.connection.executemany("insert or replace into features values (?, ?)", rows)

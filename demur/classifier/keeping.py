@@ -1,0 +1,98 @@
+"""A fitted classifier to a model file and back."""
+
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import nn
+
+import demur
+from demur.checkpoint import state_of
+from demur.classifier import backbone_file, kinds
+from demur.classifier.backbones import Backbone
+from demur.classifier.builders import described
+from demur.classifier.conformal import calibration_from_json
+from demur.classifier.model_file import read_model, write_model
+from demur.classifier.parameters import device_of
+from demur.classifier.saved import (
+    check_size,
+    check_types,
+    decision_from_json,
+    labels_from_json,
+    labels_to_json,
+    likelihood_from_json,
+    likelihood_to_json,
+    parameters_to_json,
+    restored_network,
+    telling_damage,
+)
+from demur.names import current, with_current_names
+from demur.networks import Network
+from demur.posterior_file import load as load_posterior
+
+if TYPE_CHECKING:
+    from demur.classifier.estimator import Classifier
+
+
+def save(model: "Classifier", path: str | Path) -> None:
+    write_model(
+        path,
+        {
+            "parameters": parameters_to_json(model.get_params() | {"method": model.report_["method"], "cache": None}),
+            "classes": labels_to_json(model.classes_),
+            "columns": [str(name) for name in getattr(model, "feature_names_in_", [])],
+            "likelihood": likelihood_to_json(model.likelihood_),
+            "preprocessing": kinds.to_json(model.preprocessing_),
+            "network": described(model.network_),
+            "backbone": model.backbone_ and backbone_file.to_json(model.backbone_, model.encoder_, model.tune),
+            "wraps_logits": model.wraps_logits_,
+            "decision": asdict(model.decision_),
+            "calibration": model.calibration_ and asdict(model.calibration_),
+            "report": model.report_,
+            "versions": {"demur": demur.__version__, "torch": torch.__version__},
+        },
+        model.posterior_,
+        None if model.encoder_ is None else state_of(model.encoder_.trunk),
+    )
+
+
+def load(
+    kind: "type[Classifier]",
+    path: str | Path,
+    network: Network | None,
+    backbone: nn.Module | Backbone | None,
+    device: str,
+) -> "Classifier":
+    with read_model(path) as (saved, posterior, weights), telling_damage(path):
+        model = kind(**with_current_names(saved["parameters"]) | {"device": device})
+        model.kind = current(model.kind)
+        model.network = network or model.network
+        model.classes_ = labels_from_json(saved["classes"])
+        model.likelihood_ = likelihood_from_json(saved["likelihood"])
+        model.preprocessing_ = kinds.from_json(saved["preprocessing"])
+        if columns := len(getattr(model.preprocessing_, "columns", ())):
+            model.n_features_in_ = columns
+        if saved["columns"]:
+            model.feature_names_in_ = np.array([*map(str, saved["columns"])], dtype=object)
+        model.backbone_, model.encoder_ = backbone_file.from_json(
+            saved.get("backbone"), model.preprocessing_, backbone, weights, posterior
+        )
+        own = network is not None or backbone is not None
+        if model.backbone_ is not None and model.encoder_ is None:
+            network = model.backbone_.network(saved["backbone"]["tune"], None)
+        model.network_, model.wraps_logits_ = restored_network(saved, network, path), saved["wraps_logits"]
+        model.decision_ = decision_from_json(saved, len(model.classes_))
+        model.calibration_ = calibration_from_json(saved, model.decision_, len(model.classes_))
+        model.report_ = with_current_names(saved["report"])
+        check_types(model.preprocessing_, model.decision_, *filter(None, [model.calibration_]))
+        named = len(model.classes_), len(saved["columns"]) or columns
+        if named != (model.likelihood_.num_classes, columns):
+            raise ValueError(f"{path} is damaged: it has other classes or columns than its network; save it anew")
+        build = partial(model.network_, model.likelihood_.num_outputs)
+        if not own:
+            check_size(build, posterior)
+        model.posterior_ = load_posterior(posterior, build, device_of(model.device))
+    return model

