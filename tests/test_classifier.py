@@ -122,7 +122,7 @@ def test_one_pass_says_what_the_methods_say(fitted, wine):
     answers = fitted.predict_all(x)
     probs = fitted.predict_proba(x)
     np.testing.assert_allclose(probs.sum(1), 1, atol=1e-12)
-    raw = fitted._prediction(x)
+    raw = fitted.prediction(x)
     np.testing.assert_allclose(probs, raw.probs / (1 - raw.none[:, None]), atol=1e-3)
     assert (answers.label == fitted.predict(x)).all()
     assert (answers.probability == probs.max(1)).all()

@@ -187,7 +187,7 @@ def test_a_classifier_of_ones_own_likelihood_is_saved_evaluated_and_exported():
     model.save("model.demur")
     same = demur.load_model("model.demur")
     assert (same.decide(x) == model.decide(x)).all()
-    np.testing.assert_allclose(same.outlier_score(x, "mine:least"), same._prediction(x).probs.amin(1), rtol=1e-6)
+    np.testing.assert_allclose(same.outlier_score(x, "mine:least"), same.prediction(x).probs.amin(1), rtol=1e-6)
     with Path("test.csv").open("w") as file:
         writer = csv.writer(file)
         writer.writerow(["a", "b", "c", "d", "label"])
