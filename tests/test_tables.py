@@ -18,6 +18,8 @@ from demur.classifier import kinds, tables
 from demur.classifier.readers import open_inputs
 from demur.classifier.tables import MISSING, RARE, UNSEEN, Category, Number
 from demur.outliers.synthetic import independent_columns, unseen_cell, widened_box
+from demur.outliers.values import build, parse
+from demur.provenance import digest
 from experiments.fuzz import called
 from tests.test_model_file import rewritten
 
@@ -215,6 +217,16 @@ def test_synthetic_rows_are_rows_of_a_table():
     assert ((made[unseen_cell] != rows).sum(1) <= 2).all()
     with pytest.raises(ValueError, match="'unseen' need a table of categories"):
         unseen_cell(rows, generator)
+
+
+def test_outliers_of_tables_are_told_apart_by_what_they_are():
+    frame, _ = people(60)
+    preprocessing = kinds.MixedTables.of(frame)
+    rows, groups = preprocessing.read(frame), preprocessing.groups
+    made = [build(parse(name), "tables", rows, groups=groups) for name in ("columns", "columns", "box", "unseen")]
+    first, again, box, unseen = map(digest, made)
+    assert first == again
+    assert len({first, box, unseen}) == 3
 
 
 def ends(groups):

@@ -53,6 +53,17 @@ class Group:
 Groups = Sequence[Group]  # of all columns, in order; none where every entry is a column of numbers
 
 
+@dataclass(frozen=True)
+class InGroups:
+    """`how`, told which entries are one column; a value, so that a checkpoint knows it again."""
+
+    how: How
+    groups: Groups
+
+    def __call__(self, rows: Tensor, generator: torch.Generator) -> Tensor:
+        return self.how(rows, generator, self.groups)
+
+
 def starts(groups: Groups) -> list[int]:
     return [0, *itertools.accumulate(group.width for group in groups)][:-1]
 

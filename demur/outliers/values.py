@@ -9,14 +9,13 @@ only place that reads such names.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor
 
 from demur.names import OLD_NAMES, choose_or_import, current
 from demur.outliers.noise import Mixed
 from demur.outliers.spectrum import Matched, matched, mean_power
-from demur.outliers.synthetic import SYNTHETIC, FromInliers, Groups
+from demur.outliers.synthetic import SYNTHETIC, FromInliers, Groups, InGroups
 from demur.training_data import Fixed, OutlierSource
 
 AND = "+"
@@ -152,7 +151,7 @@ def build(
     def source(leaf: Leaf) -> OutlierSource:
         if isinstance(leaf, Synthetic):
             how = choose_or_import(SYNTHETIC[kind], leaf.name, f"synthetic outliers for {kind}")
-            return FromInliers(inliers, partial(how, groups=groups) if groups and leaf.name in SYNTHETIC[kind] else how)
+            return FromInliers(inliers, InGroups(how, groups) if groups and leaf.name in SYNTHETIC[kind] else how)
         if isinstance(leaf, SpectrumMatched):
             if kind != "images":
                 raise ValueError(f"outliers {str(leaf)!r} are images, and the data is {kind}; leave them out")
