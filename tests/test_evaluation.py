@@ -69,6 +69,7 @@ def test_every_number_is_what_scikit_learn_says():
         ("inliers", "", "unknown"): unknown.mean(),
         ("inliers", "", "aurc"): by_hand(score, best != y),
         ("inliers", "", "aurc_by_confidence"): by_hand(-probs.max(1), best != y),
+        ("far", "", "aurc_with_outliers"): aurc_with_outliers(score, best != y, outside),
         ("far", "", "accepted"): (outside <= one.decision.accept[0]).mean(),
     }
     matrix = confusion_matrix(y[accepted], best[accepted], labels=[0, 1, 2])

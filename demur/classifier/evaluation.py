@@ -138,20 +138,23 @@ class Evaluation:
 
     @cached_property
     def risk(self) -> dict[str, float]:
-        """AURC of the inliers by the score that is abstained by, and by confidence; and for every set of outliers that
-        of both together, an answer to an outlier being wrong."""
+        """AURC of the inliers by the score that is abstained by, and by confidence."""
         score = score_of(self.inside, self.decision.score)
-        by_set = {
-            f"aurc_with_outliers {name}": aurc_with_outliers(score, ~self.right, score_of(outside, self.decision.score))
+        return {"aurc": aurc(score, ~self.right), "aurc_by_confidence": aurc(-self.sure, ~self.right)}
+
+    @cached_property
+    def risk_with_outliers(self) -> dict[str, float]:
+        """By set of outliers, AURC of the inliers and these together, any answer to an outlier being wrong."""
+        score = score_of(self.inside, self.decision.score)
+        return {
+            name: aurc_with_outliers(score, ~self.right, score_of(outside, self.decision.score))
             for name, outside in self.ood.items()
         }
-        return {"aurc": aurc(score, ~self.right), "aurc_by_confidence": aurc(-self.sure, ~self.right)} | by_set
 
     @cached_property
     def mean_risk(self) -> float:
         """By which models are ranked: the mean AURC with outliers over the sets of these, or the AURC without any."""
-        with_outliers = [value for name, value in self.risk.items() if name.startswith("aurc_with")]
-        return float(np.mean(with_outliers)) if with_outliers else self.risk["aurc"]
+        return float(np.mean([*self.risk_with_outliers.values()])) if self.ood else self.risk["aurc"]
 
     @cached_property
     def sets(self) -> dict[str, float]:
@@ -291,6 +294,7 @@ def values_of(evaluation: Evaluation) -> list[tuple[str, str, str, str]]:
     rows.append((INLIERS, "", "accuracy_of_accepted", evaluation.accuracy_of_accepted))
     rows += [(INLIERS, "", "ece_of_accepted", evaluation.ece_of_accepted)]
     rows += [(INLIERS, "", name, value) for name, value in evaluation.risk.items()]
+    rows += [(of, "", "aurc_with_outliers", value) for of, value in evaluation.risk_with_outliers.items()]
     rows += [(INLIERS, "", f"sets: {name}", value) for name, value in evaluation.sets.items()]
     rows += [(of, "", name, value) for of, each in evaluation.decisions.items() for name, value in each.items()]
     by_class = {f"class {name}": values for name, values in evaluation.by_class.items()}
