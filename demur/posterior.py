@@ -10,6 +10,7 @@ Every posterior is a list of weighted components, and a component is a set of ne
 Any number of threads can use one posterior: a sampled network is a copy around the same tensors.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -137,11 +138,26 @@ def check_variance(
         raise ValueError(f"variance has {', '.join(sorted(variance))}; over the head it must have {sorted(head)}")
 
 
+def check_bases(bases: Mapping[str, list[tuple[int, ...]]], variance: Mapping[str, tuple[int, ...]]) -> None:
+    """Shapes of bases: square, one for a parameter's first dimension and perhaps one for the others together."""
+    for name, found in bases.items():
+        shape = variance.get(name, ())
+        sides = (shape[0], math.prod(shape[1:])) if shape else ()
+        if len(found) not in (1, 2) or not shape or [(side, side) for side in sides[: len(found)]] != found:
+            raise ValueError(
+                f"the bases of {name} have shapes {found}, the variance {shape or 'is absent'}; give a square one for "
+                "its first dimension, and one for the others together"
+            )
+
+
 @dataclass(frozen=True)
 class Gaussian:
     """Independent Gaussians over the parameters named in `variance`, around the network's own; the rest are points.
 
     With `over_head` they are the head's alone; then `trunk` is the network's `.features` and runs once for all samples.
+
+    A parameter in `bases` is independent in other coordinates: those of the columns of an orthogonal matrix for its
+    first dimension and, if there are two, of another for all others together. That is a Kronecker-factored Gaussian.
     """
 
     network: nn.Module
@@ -151,6 +167,7 @@ class Gaussian:
     over_head: bool = False
     tuning: Tuning | None = None  # how its prior was chosen, where it was
     kept: tuple[dict[str, Tensor], ...] = field(default=(), repr=False)  # the first samples, see keep_samples
+    bases: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_settings(self.num_samples, self.seed, self.over_head)
@@ -159,6 +176,10 @@ class Gaussian:
             {name: tuple(value.shape) for name, value in self.variance.items()},
             {name: tuple(value.shape) for name, value in parameters.items()},
             self.over_head,
+        )
+        check_bases(
+            {name: [tuple(basis.shape) for basis in each] for name, each in self.bases.items()},
+            {name: tuple(value.shape) for name, value in self.variance.items()},
         )
         for name, value in self.variance.items():
             if not (value.isfinite().all() and (value >= 0).all()):
@@ -213,9 +234,17 @@ class Gaussian:
         noise = (_kept_noise if kept else _noise)(self.seed, sample, shapes, device)
         parameters = {}
         for (name, mean), its in zip(means.items(), noise, strict=True):
-            sampled = mean + self.variance[name].sqrt() * its
+            sampled = mean + self._rotated(name, self.variance[name].sqrt() * its)
             parameters[name] = torch.empty_like(mean).copy_(sampled)  # in the mean's memory layout
         return parameters
+
+    def _rotated(self, name: str, noise: Tensor) -> Tensor:
+        """From the coordinates of its bases to the parameter's own."""
+        if name not in self.bases:
+            return noise
+        left, *right = self.bases[name]
+        turned = left @ noise.reshape(len(left), -1)
+        return (turned @ right[0].mT if right else turned).reshape(noise.shape)
 
 
 def _noise(seed: int, sample: int, shapes: tuple[torch.Size, ...], device: torch.device) -> list[Tensor]:

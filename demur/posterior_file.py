@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from demur.files import read_tensors
 from demur.names import with_current_names
-from demur.posterior import Gaussian, Mixture, Point, Posterior, Tuning, check_settings, check_variance
+from demur.posterior import Gaussian, Mixture, Point, Posterior, Tuning, check_bases, check_settings, check_variance
 
 FORMAT = 1
+BASES = ("left", "right")  # of a Kronecker-factored Gaussian
 FLOATS = ("F64", "F32", "F16", "BF16")
 LONGEST = 2**24  # characters of the header
 DEEPEST = 8  # mixtures of mixtures
@@ -105,10 +106,10 @@ def _leaves(node: Any, prefix: str, entries: Mapping[str, _Entry], deepest: int)
         start = f"{prefix}{kind}/"
         return {key.removeprefix(start): entry for key, entry in entries.items() if key.startswith(start)}
 
-    mean, variance = under("mean"), under("variance")
+    mean, variance, left, right = (under(kind) for kind in ("mean", "variance", *BASES))
     if not mean:
         raise TypeError(f"{prefix or 'the posterior'} has no weights")
-    for name, entry in (*mean.items(), *variance.items()):
+    for name, entry in (*mean.items(), *variance.items(), *left.items(), *right.items()):
         if entry.dtype not in FLOATS:
             raise TypeError(f"{name} is of dtype {entry.dtype}")
     if node["kind"] == "gaussian":
@@ -123,12 +124,17 @@ def _leaves(node: Any, prefix: str, entries: Mapping[str, _Entry], deepest: int)
         )
         if sorted(node.get("varied", variance)) != sorted(variance):
             raise TypeError("a variance is missing")
+        if right.keys() - left.keys() or sorted(node.get("turned", ())) != sorted([*left, *right]):
+            raise TypeError("a basis is missing, or one too many")
+        check_bases(
+            {name: [side[name].shape for side in (left, right) if name in side] for name in left},
+            {name: entry.shape for name, entry in variance.items()},
+        )
         _tuning(node)
-    elif variance:
+    elif variance or left or right:
         raise TypeError("a point has variances")
-    yield [
-        key for key in entries if key.startswith(tuple(f"{prefix}{kind}/" for kind in ("mean", "buffer", "variance")))
-    ]
+    kinds = tuple(f"{prefix}{kind}/" for kind in ("mean", "buffer", "variance", *BASES))
+    yield [key for key in entries if key.startswith(kinds)]
 
 
 def _tuning(node: Mapping[str, Any]) -> Tuning | None:
@@ -169,8 +175,13 @@ def _pack(posterior: Posterior, prefix: str, tensors: dict[str, Tensor]) -> dict
     if isinstance(posterior, Point):
         return {"kind": "point"}
     tensors |= {f"{prefix}variance/{name}": value.contiguous() for name, value in posterior.variance.items()}
+    for kind, side in zip(BASES, (0, 1), strict=True):
+        found = {name: each[side] for name, each in posterior.bases.items() if len(each) > side}
+        tensors |= {f"{prefix}{kind}/{name}": value.contiguous() for name, value in found.items()}
     settings = {"num_samples": posterior.num_samples, "seed": posterior.seed, "over_head": posterior.over_head}
     packed = {"kind": "gaussian", "settings": settings, "varied": list(posterior.variance)}
+    if posterior.bases:
+        packed["turned"] = [name for name, each in posterior.bases.items() for _ in each]
     return packed | ({} if posterior.tuning is None else {"tuning": asdict(posterior.tuning)})
 
 
@@ -188,7 +199,8 @@ def _unpack(
     stored = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
     slots: dict[str, Tensor] = {f"mean/{name}": value for name, value in network.named_parameters()}
     slots |= {f"buffer/{name}": value for name, value in network.named_buffers()}
-    for key in slots.keys() | {key for key in stored if not key.startswith("variance/")}:
+    of_the_gaussian = tuple(f"{kind}/" for kind in ("variance", *BASES))
+    for key in slots.keys() | {key for key in stored if not key.startswith(of_the_gaussian)}:
         saved, fresh = (tuple(side[key].shape) if key in side else None for side in (stored, slots))
         if saved != fresh:
             raise ValueError(
@@ -200,7 +212,9 @@ def _unpack(
             slot.copy_(stored[key])
     if header["kind"] == "point":
         return Point(network)
-    variance = {
-        key.removeprefix("variance/"): value.to(device) for key, value in stored.items() if key.startswith("variance/")
-    }
-    return Gaussian(network, variance, **with_current_names(header["settings"]), tuning=_tuning(header))
+    variance, left, right = (
+        {key.partition("/")[2]: value.to(device) for key, value in stored.items() if key.startswith(f"{kind}/")}
+        for kind in ("variance", *BASES)
+    )
+    bases = {name: tuple(side[name] for side in (left, right) if name in side) for name in left}
+    return Gaussian(network, variance, **with_current_names(header["settings"]), tuning=_tuning(header), bases=bases)

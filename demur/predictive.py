@@ -111,11 +111,11 @@ def predict_scored(
     scores: Iterable[Score],
     fitted: Mapping[str, Fitted],
 ) -> Prediction:
-    """A prediction with the values of those scores that need more than probabilities; what they needed is let go."""
-    more = [score for score in scores if score.needs or score.fit is not None]
-    parts = {part for score in more for part in score.needs}
+    """A prediction with the values of these scores; the logits and features that they needed are let go."""
+    every = list(scores)
+    parts = {part for score in every for part in score.needs}
     made = predict(posterior, likelihood, x, parts=parts)
-    values = {score.name: score(made, fitted.get(score.name)) for score in more}
+    values = {score.name: score(made, fitted.get(score.name)) for score in every}
     return replace(
         made,
         logits=None,

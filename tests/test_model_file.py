@@ -445,6 +445,33 @@ def test_crafted_posteriors_are_refused(folder, change, why):
         demur.load_model(folder)
 
 
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda h, t: None, None),
+        (lambda h, t: t.pop("right/head.weight"), "a basis is missing"),
+        (lambda h, t: t.pop("left/head.weight"), "a basis is missing"),
+        (lambda h, t: h.pop("turned"), "a basis is missing, or one too many"),
+        (lambda h, t: h.update(turned=5), "not iterable"),
+        (lambda h, t: t.update({"left/head.weight": torch.ones(3, 4)}), r"head.weight have shapes \[\(3, 4\)"),
+        (lambda h, t: t.update({"left/head.bias": torch.ones(4, 4)}), "the bases of head.bias have shapes"),
+        (lambda h, t: t["left/head.bias"].fill_(float("inf")), "NaN or infinite"),
+        (lambda h, t: t.update({"left/head.bias": torch.ones(3, 3, dtype=torch.int64)}), "dtype I64"),
+    ],
+)
+def test_crafted_bases_are_refused(tmp_path, change, why):
+    network = partial(mlp, inputs=3, hidden=(4,))
+    model = demur.Classifier("la_kron", network, epochs=2, device="cpu").fit(X, Y)
+    model.save(tmp_path / "model")
+    reposted(tmp_path / "model", change)
+    if why is None:
+        same = demur.load_model(tmp_path / "model", network, device="cpu")
+        assert (same.outlier_score(X) == model.outlier_score(X)).all()
+        return
+    with pytest.raises(ValueError, match=why):
+        demur.load_model(tmp_path / "model", network)
+
+
 def test_an_untouched_posterior_passes_and_keeps_how_it_was_tuned(tmp_path):
     model = demur.Classifier("la+nc", partial(mlp, inputs=3, hidden=(4,)), epochs=2, device="cpu").fit(X, Y)
     model.save(tmp_path / "model")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.classifier.decision import Decision, least_count
-from demur.inference import Inference, Laplace
+from demur.inference import Inference, KroneckerLaplace, Laplace
 from demur.methods import Method
 from demur.metrics import Prediction
 from demur.networks import Network
@@ -72,7 +72,7 @@ def fitting_inference(
 
     Whoever gave more than the method's name asked for all layers, and is told.
     """
-    if not isinstance(method.inference, Laplace) or method.inference.over == "head":
+    if not isinstance(method.inference, Laplace | KroneckerLaplace) or method.inference.over == "head":
         return method.inference
     if pretrained:
         return replace(method.inference, over="head") if by_name else method.inference

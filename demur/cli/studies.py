@@ -202,6 +202,10 @@ def study(
     threads: Annotated[int, typer.Option(min=1, help="Of a process; the last bits of results depend on it.")] = 1,
     dry_run: Annotated[bool, typer.Option(help="Say what would be done.")] = False,
     keep_posteriors: Annotated[bool, typer.Option(help="Keep the weights of every cell.")] = True,
+    score: Annotated[
+        list[str] | None,
+        typer.Option(help="Keep values of this one, too: energy, knn, vim, ..., mymodule:name; may be repeated."),
+    ] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table there, as Markdown.")] = None,
     overwrite: Overwrite = False,
     data: Data = None,
@@ -213,6 +217,7 @@ def study(
     from demur.data.catalogue import CATALOGUE
     from demur.paper.studies import study_named
     from demur.report import tables
+    from demur.scores import score_named
     from demur.study.cells import Place, is_answered, networks_of
     from demur.study.cluster import cluster
     from demur.study.engine import one_by_one, results_of, run_cells, seconds_left
@@ -242,7 +247,10 @@ def study(
         epochs=epochs,
         limit=limit,
     )
-    asked = whole.of(cells)
+    named = tuple(dict.fromkeys((*whole.scores, *(score or ()))))
+    for each in named:
+        score_named(each)
+    asked = replace(whole.of(cells), scores=named)
     place = Place(runs, open_store(data), device if engine == "ray" else device_named(device), keep_posteriors, threads)
     jobs = jobs or most_jobs(place)
     place = replace(place, jobs=jobs if engine == "local" else None)
@@ -250,7 +258,7 @@ def study(
     if engine == "ray":
         workers = partial(cluster, address=address)
     fits = {cell: asked.resolve(cell, place.store) for cell in cells}
-    done = {cell for cell in cells if is_answered(cell, place.folder(fits[cell]))}
+    done = {cell for cell in cells if is_answered(cell, place.folder(fits[cell]), named)}
     networks = len(networks_of(asked, place.store))
     print(f"{len(cells)} cells, {len(done)} done, {networks} networks in all; {seconds_left(asked, place, jobs)}")
     set_names = [fits[cell].data.set_names for cell in cells if cell not in done]
@@ -280,7 +288,7 @@ def study(
     results = results_of(asked, place, damaged.append)
     rows = [row_of(result) for result in results]
     for group in tables.grouped(rows):
-        console.print(tables.table(group, f"{group[0].task}, {group[0].convention}: per cent"))
+        console.print(tables.table(group, f"{group[0].task}, {group[0].convention}: per cent", named))
     if markdown is not None:
         write_whole(markdown, tables.markdown(rows, [r.record for r in results]))
     if results:

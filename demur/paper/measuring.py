@@ -8,7 +8,7 @@ from demur.measures import STANDARD, Measures, ood_metrics
 from demur.metrics import METRICS
 from demur.paper.further import PRINTED, VALIDATION, shifted
 from demur.paper.published import LEFT_OUT, OOD_SETS, SHIFT_SETS, mean_but
-from demur.study.measuring import Place, Value, Values, bounded, mean_of, measure, resampled, rounded, seen
+from demur.study.measuring import Place, Value, Values, bounded, mean_of, measure, measures_of, resampled, rounded, seen
 from demur.study.results import Result
 from demur.study.run import FAR_AWAY
 from demur.tasks.images import NOISE, STAND_INS
@@ -57,6 +57,7 @@ def _on_validation(result: Result, measures: Measures) -> Iterator[tuple[Place, 
     """What a method may be chosen by."""
     if "validation" not in result.further:
         return
+    measures = measures_of(result, measures)
     y, sets = result.further["validation"].y, result.further["validation"].sets
     inside, outside = sets[VALIDATION], sets[PRINTED]
     yield (VALIDATION, "accuracy"), Value(METRICS["accuracy"](inside, y))

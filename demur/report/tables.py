@@ -24,27 +24,30 @@ def on(name: str) -> Read:
     return lambda row, fpr95: row.ood[name][fpr95]
 
 
-def lines_of(rows: Sequence[Row]) -> list[tuple[Row, str]]:
-    """A line a method, by max probability, and with a none class another by `none_share`."""
+def lines_of(rows: Sequence[Row], scores: Sequence[str] = ()) -> list[tuple[Row, str]]:
+    """A line a method, by max probability, with a none class another by `none_share`, and one for each of `scores`."""
     return [
         (row, fpr95)
         for row in rows
-        for fpr95 in (BY_MAX_PROB, BY_NONE_SHARE)
+        for fpr95 in (BY_MAX_PROB, BY_NONE_SHARE, *(f"{name}_fpr95" for name in scores))
         if all(fpr95 in values for values in row.ood.values())
     ]
 
 
-def table(rows: Sequence[Row], title: str) -> Group:
+def table(rows: Sequence[Row], title: str, scores: Sequence[str] = ()) -> Group:
     """Accuracy and ECE inside, FPR95 on every OOD set (inliers positive)."""
     columns = COLUMNS | {name.replace("_", " "): (on(name), min) for name in rows[0].ood}
-    lines = lines_of(rows)
+    lines = lines_of(rows, scores)
     best = {name: choose(read(*line) for line in lines) for name, (read, choose) in columns.items()}
 
     def cell(name: str, row: Row, fpr95: str) -> Text:
         value = columns[name][0](row, fpr95)
         return Strong(per_cent(value)) if value == best[name] and len(rows) > 1 else per_cent(value)
 
-    labels = [row.method + "*" * row.collapsed if fpr95 == BY_MAX_PROB else "  by none_share" for row, fpr95 in lines]
+    labels = [
+        row.method + "*" * row.collapsed if fpr95 == BY_MAX_PROB else f"  by {fpr95.removesuffix('_fpr95')}"
+        for row, fpr95 in lines
+    ]
     shown = [[label, *(cell(name, *line) for name in columns)] for label, line in zip(labels, lines, strict=True)]
     return Group(terminal(Sheet(["method", *columns], shown, title=title)), *remarks(rows))
 

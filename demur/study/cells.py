@@ -3,7 +3,7 @@
 import json
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -17,22 +17,25 @@ import demur
 from demur.checkpoint import checkpointed, seconds_in
 from demur.files import locked, replacing
 from demur.inference import INFERENCES
+from demur.metrics import Array
 from demur.names import choose
 from demur.posterior import Mixture, Posterior
 from demur.posterior_file import load, read_about, save
-from demur.predictive import predict
+from demur.predictive import fit_scores, predict, predict_scored
 from demur.provenance import code, digest
+from demur.scores import score_named
 from demur.study.fits import DataSource, Fit, Further, describe_fit, folder_name
 from demur.study.grid import Cell, Study
 from demur.study.records import DamagedCell, Record, read_record, write_record
-from demur.study.results import POSTERIOR, is_done, write_further, write_result
+from demur.study.results import POSTERIOR, is_done, write_further, write_result, write_scores
 from demur.tasks import Store, Task
 
 CHECKPOINT = "checkpoint.safetensors"
 FITTED_WITH = ("train", "validation", "outliers")
 SECONDS = "seconds"  # what it took to fit, parts and earlier tries included
 NOTHING_FURTHER: Mapping[str, Further] = MappingProxyType({})
-NAMES = {type(build()): name for name, build in INFERENCES.items()}
+# of several with one type the first: what a part is called names its folder
+NAMES = {type(build()): name for name, build in reversed(list(INFERENCES.items()))}
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,13 @@ def read_seconds(folder: Path) -> float:
         raise DamagedCell(folder / SECONDS, error) from None
 
 
-def run_cell(cell: Cell, fit: Fit, place: Place, further: Mapping[str, Further] = NOTHING_FURTHER) -> Path:
+def run_cell(
+    cell: Cell,
+    fit: Fit,
+    place: Place,
+    further: Mapping[str, Further] = NOTHING_FURTHER,
+    scores: Sequence[str] = (),
+) -> Path:
     """Make the cell's folder whole, or leave it if it is."""
     folder = place.folder(fit)
     if not is_done(folder):
@@ -158,6 +167,8 @@ def run_cell(cell: Cell, fit: Fit, place: Place, further: Mapping[str, Further] 
                 predict_sets(cell, fit, posterior, place)
     if not is_done(folder, cell.further):
         add_further(cell, fit, place, further)
+    if read_record(folder).lacks_scores(scores):
+        add_scores(fit, place, further, scores)
     with locked(folder):
         record = read_record(folder)
         if not record.asked(cell):
@@ -210,10 +221,13 @@ def chosen_in(tuning: Any) -> Any:
     return [chosen_in(part) for part in tuning] if isinstance(tuning, list) else tuning and tuning["chosen"]
 
 
-def is_answered(cell: Cell, folder: Path) -> bool:
+def is_answered(cell: Cell, folder: Path, scores: Sequence[str] = ()) -> bool:
     """A damaged folder answers nothing: whoever tries to make it says why."""
     try:
-        return is_done(folder, cell.further) and read_record(folder).asked(cell)
+        if not is_done(folder, cell.further):
+            return False
+        record = read_record(folder)
+        return record.asked(cell) and not record.lacks_scores(scores)
     except DamagedCell:
         return False
 
@@ -228,6 +242,29 @@ def add_further(cell: Cell, fit: Fit, place: Place, further: Mapping[str, Furthe
                 y, inputs = choose(further, kind, "further inputs")(fit.data, place.store)
                 sets = {name: predict(posterior, likelihood, x.to(place.device)) for name, x in inputs.items()}
                 write_further(folder, kind, y, sets, {kind: digest((y, inputs))})
+
+
+def add_scores(fit: Fit, place: Place, further: Mapping[str, Further], names: Sequence[str]) -> None:
+    """Values of these scores for every set that the folder has predictions of; what they learn is let go."""
+    folder, posterior = place.folder(fit), fitted(fit, place)
+    task = load_data(fit.data, place.store, place.device)
+    likelihood = fit.likelihood(task.num_classes)
+    with locked(folder):
+        record = read_record(folder)
+        scores = [score_named(name) for name in record.lacks_scores(names)]
+        inputs = {"test": task.testing.test.x, **{f"ood/{name}": x for name, x in task.testing.ood.items()}}
+        for kind in record.further:
+            inputs |= choose(further, kind, "further inputs")(fit.data, place.store)[1]
+        learnt = fit_scores(scores, posterior, likelihood, task.training.train)
+        values: dict[str, dict[str, Array]] = {score.name: {} for score in scores}
+        for name in (*record.sets, *(each for sets in record.further.values() for each in sets)):
+            made = predict_scored(posterior, likelihood, inputs[name].to(place.device), scores, learnt)
+            for score in scores:
+                found = score(made, learnt.get(score.name))
+                if found is None:
+                    raise ValueError(f"score {score.name!r} has no value for {fit.method.name}: it needs a none class")
+                values[score.name][name] = found
+        write_scores(folder, values)
 
 
 def circumstances(device: str) -> dict[str, Any]:

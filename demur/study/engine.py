@@ -32,6 +32,7 @@ class Step:
     cells: tuple[Cell, ...]
     needs: tuple[str, ...]
     further: Mapping[str, Further] = field(default_factory=dict)
+    scores: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         asked = "+".join(sorted({cell.convention for cell in self.cells})) or "for others"
@@ -51,15 +52,15 @@ def plan(study: Study, place: Place) -> dict[str, Step]:
             steps[name] = replace(steps[name], cells=(*steps[name].cells, *cells))
         elif (place.runs / name / POSTERIOR).exists():
             if cells:
-                steps[name] = Step(name, fit, cells, (), further)
+                steps[name] = Step(name, fit, cells, (), further, study.scores)
         else:
             needs = tuple(add(part) for part in parts_of(fit))
-            steps[name] = Step(name, fit, cells, needs, further)
+            steps[name] = Step(name, fit, cells, needs, further, study.scores)
         return name
 
     for cell in study.cells:
         fit = study.resolve(cell, place.store)
-        if not is_answered(cell, place.folder(fit)):
+        if not is_answered(cell, place.folder(fit), study.scores):
             add(fit, cell)
     return steps
 
@@ -79,7 +80,7 @@ def attempt(step: Step, place: Place) -> Outcome:
     with warnings.catch_warnings(record=True) as caught:
         try:
             for cell in step.cells:
-                run_cell(cell, step.fit, place, step.further)
+                run_cell(cell, step.fit, place, step.further, step.scores)
             if not step.cells:
                 fitted(step.fit, place)
             failed, log = None, ""

@@ -65,13 +65,15 @@ class Cell:
 class Study:
     """Cells, and what to make of each: all that an engine needs to know.
 
-    `further` has the functions that make further inputs, by kind.
+    `further` has the functions that make further inputs, by kind. `scores` names those whose values cells keep, beside
+    the ones that can be computed from stored predictions.
     """
 
     name: str
     cells: tuple[Cell, ...]
     resolve: Callable[[Cell, Store], Fit]
     further: Mapping[str, Further] = field(default_factory=dict)
+    scores: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for kind in self.further:

@@ -1,6 +1,7 @@
 """A cell's metrics, from its predictions: each with its 95 % bootstrap interval over test points where it has one."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from demur.bootstrap import AGAINST, against, counts, interval
 from demur.measures import STANDARD, Measures, ood_metrics
 from demur.metrics import METRICS, Array, Counts, Prediction, Separation
 from demur.outliers.values import sets_of
-from demur.scores import USUAL_SCORE
+from demur.scores import SCORES, USUAL_SCORE, Score
 from demur.study.results import Result
 
 TEST = "test"  # what a value is of: this, an OOD set, or a mean
@@ -32,7 +33,25 @@ Resampled = tuple[float, Array]  # a value, and what it is in every resample
 
 def measure(result: Result, means: Mapping[str, Sequence[str]], measures: Measures = STANDARD) -> dict[Place, Value]:
     """On test data, on every OOD set, and over the sets of every mean; not rounded."""
+    measures = measures_of(result, measures)
     return dict(_inside(result, measures)) | dict(_outside(result, means, measures))
+
+
+def measures_of(result: Result, measures: Measures = STANDARD) -> Measures:
+    """These, and every score that the cell has values of."""
+    kept = result.record.scores
+    for name, score in measures.scores.items():
+        if (score.needs or score.fit) and name not in kept:
+            raise ValueError(
+                f"{result.cell.task} {result.cell.method} has no values of score {name!r}; "
+                f"make them with: demur study ... --score {name}"
+            )
+    return replace(measures, scores={**measures.scores, **{name: kept_score(name) for name in kept}})
+
+
+def kept_score(name: str) -> Score:
+    """One whose values are stored: nothing is imported to read them."""
+    return SCORES.get(name) or Score(name, name, lambda prediction, fitted: None)
 
 
 def seen(result: Result) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from demur.outliers.values import current_name
 from demur.study.grid import WORD, Cell, can_be_further
 
 RECORD = "cell.json"
+SCORE = re.compile(r"\w[\w.]*(:\w+)?")  # `knn`, `mypackage.mymodule:name`; a file is named by it
 METHOD = re.compile(r"[\w.:+-]+")  # `la+nc`, `la+mypackage.mymodule:hedged`; it need not be known here
 
 
@@ -40,6 +41,7 @@ class Record:
     data: Mapping[str, str] = field(default_factory=dict)  # digests of what was fitted to and predicted
     further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # kinds, and their sets
     digests: Mapping[str, str] = field(default_factory=dict)  # of the content of each file of predictions
+    scores: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of which values are kept, and their sets
 
     @property
     def epochs(self) -> int:
@@ -51,6 +53,11 @@ class Record:
 
     def has_further(self, kinds: Iterable[str]) -> bool:
         return {*kinds} <= self.further.keys()
+
+    def lacks_scores(self, names: Iterable[str]) -> list[str]:
+        """Those of which it has not the values of every set."""
+        sets = {*self.sets, *(name for kind in self.further.values() for name in kind)}
+        return [name for name in names if not sets <= {*self.scores.get(name, ())}]
 
     def as_json(self) -> dict[str, Any]:
         items = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -112,6 +119,7 @@ KINDS: Mapping[str, Any] = {
     "data": dict,
     "further": dict,
     "digests": dict,
+    "scores": dict,
 }
 NEEDED = ("cells", "sets", "fit", "seconds", "missing", "notes", "trained_with", "training_inputs", "threads", "device")
 
@@ -127,11 +135,14 @@ def record_from(content: object, path: Path) -> Record:
         if name in content and not isinstance(content[name], kind):
             raise DamagedCell(path, f"{name!r} is {str(content[name])[:40]!r}")
     further = content.get("further", {})
-    for sets in (content["sets"], content["missing"], *further.values()):
+    scores = content.get("scores", {})
+    for sets in (content["sets"], content["missing"], *further.values(), *scores.values()):
         if not isinstance(sets, list) or not all(isinstance(name, str) for name in sets):
             raise DamagedCell(path, "it has sets without names")
     if not all(map(can_be_further, further)):
         raise DamagedCell(path, "its further sets have names that cannot be")
+    if not all(map(SCORE.fullmatch, scores)):
+        raise DamagedCell(path, "its scores have names that cannot be")
     if "test" not in content["sets"]:
         raise DamagedCell(path, "it has no set 'test'")
     took = content["seconds"]
@@ -144,7 +155,11 @@ def record_from(content: object, path: Path) -> Record:
         raise DamagedCell(path, str(error).replace("Cell.__init__()", "a cell")) from None
     known = {f.name: content[f.name] for f in fields(Record) if f.name in content}
     tuples = {"sets": tuple(content["sets"]), "missing": tuple(content["missing"])}
-    return Record(**known | tuples | {"cells": cells, "further": {kind: tuple(further[kind]) for kind in further}})
+    by_name = {
+        name: {each: tuple(sets) for each, sets in table.items()}
+        for name, table in {"further": further, "scores": scores}.items()
+    }
+    return Record(**known | tuples | by_name | {"cells": cells})
 
 
 OF_A_CELL: Mapping[str, Any] = {

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from demur.files import locked, read_tensors, replacing
-from demur.metrics import Prediction
+from demur.metrics import Array, Prediction
 from demur.provenance import digest
 from demur.study.grid import Cell
 from demur.study.records import (
@@ -76,6 +76,39 @@ def write_further(
 
 def file_of(further: str) -> str:
     return f"{further}.safetensors"
+
+
+def score_file(score: str) -> str:
+    return f"score-{score.replace(':', '.')}.safetensors"  # a file's name has no colon on Windows
+
+
+def write_scores(folder: Path, values: Mapping[str, Mapping[str, Array]]) -> None:
+    """Beside the predictions of a whole folder: by score, the values of every set; again the record last."""
+    record = read_record(folder)
+    digests = dict(record.digests)
+    for score, sets in values.items():
+        tensors = {name: torch.from_numpy(each) for name, each in sets.items()}
+        write_tensors(folder / score_file(score), tensors)
+        digests[score_file(score)] = digest(tensors)
+    known = {score: tuple(sets) for score, sets in values.items()}
+    write_record(folder, replace(record, scores={**record.scores, **known}, digests=digests))
+
+
+def read_scores(folder: Path, record: Record, lengths: Mapping[str, int]) -> dict[str, dict[str, Array]]:
+    """By set and score; `lengths` are those of the sets."""
+    found: dict[str, dict[str, Array]] = {name: {} for name in lengths}
+    for score, sets in record.scores.items():
+        path = folder / score_file(score)
+        tensors, written = tensors_in(path), record.digests.get(score_file(score))
+        if digest(tensors) != written:
+            raise DamagedCell(path, "it holds other values than were written")
+        for name in sets:
+            if name in lengths:
+                values = tensors.get(name)
+                if values is None or values.shape != (lengths[name],) or values.dtype != torch.float64:
+                    raise DamagedCell(path, f"it has no values of {name}")
+                found[name][score] = values.numpy()
+    return found
 
 
 def write_predictions(path: Path, predicted: Predicted) -> str:
@@ -144,13 +177,28 @@ def read_result(folder: Path, cell: Cell) -> Result:
         raise DamagedCell(folder / PREDICTIONS, f"{len(main.sets['test'])} predictions have {len(main.y)} labels")
     if len(main.y) == 0 or not 0 <= int(main.y.min()) <= int(main.y.max()) < main.sets["test"].probs.shape[1]:
         raise DamagedCell(folder / PREDICTIONS, "there are labels of no class, or none")
-    ood = {name.removeprefix("ood/"): one for name, one in main.sets.items() if name.startswith("ood/")}
     further = {
         kind: read_predictions(folder / file_of(kind), record.further[kind], digests.get(file_of(kind)))
         for kind in cell.further
         if kind in record.further
     }
+    if record.scores:
+        main, further = _with_scores(folder, record, main, further)
+    ood = {name.removeprefix("ood/"): one for name, one in main.sets.items() if name.startswith("ood/")}
     return Result(cell, main.y, main.sets["test"], ood, record, further)
+
+
+def _with_scores(
+    folder: Path, record: Record, main: Predicted, further: Mapping[str, Predicted]
+) -> tuple[Predicted, dict[str, Predicted]]:
+    every = [main, *further.values()]
+    scores = read_scores(folder, record, {name: len(one) for each in every for name, one in each.sets.items()})
+
+    def scored(predicted: Predicted) -> Predicted:
+        sets = {name: replace(one, scores=scores[name]) for name, one in predicted.sets.items()}
+        return Predicted(predicted.y, sets)
+
+    return scored(main), {kind: scored(each) for kind, each in further.items()}
 
 
 def find_cells(runs: Path) -> list[tuple[Path, Cell]]:
@@ -200,8 +248,9 @@ def pack(runs: Path, out: Path) -> list[Path]:
 
 
 def files_of(record: Record) -> dict[str, tuple[str, ...]]:
-    """The names of a folder's files of predictions, and of the sets in each."""
-    return {PREDICTIONS: record.sets} | {file_of(name): sets for name, sets in record.further.items()}
+    """The names of a folder's files, and of the sets that each has predictions of."""
+    predictions = {PREDICTIONS: record.sets} | {file_of(name): sets for name, sets in record.further.items()}
+    return predictions | {score_file(name): () for name in record.scores}
 
 
 def check_content(content: Mapping[str, Mapping[str, Tensor]], record: Record, folder: Path) -> None:
@@ -269,4 +318,5 @@ def _joined(first: Record, second: Record, new: Iterable[str]) -> Record:
         further={**first.further, **{kind: second.further[kind] for kind in kinds}},
         data={**first.data, **{kind: second.data[kind] for kind in kinds if kind in second.data}},
         digests={**first.digests, **{file: second.digests[file] for file in new if file in second.digests}},
+        scores={**first.scores, **{name: sets for name, sets in second.scores.items() if score_file(name) in new}},
     )

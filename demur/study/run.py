@@ -14,8 +14,9 @@ from demur.methods import Method
 from demur.metrics import Prediction
 from demur.outliers.values import sets_of
 from demur.posterior_file import load, read_about, save
-from demur.predictive import predict
+from demur.predictive import fit_scores, predict_scored
 from demur.study.grid import Setting
+from demur.study.measuring import measures_of
 from demur.study.results import Result
 from demur.tasks.base import Task
 
@@ -83,7 +84,7 @@ def row_of(result: Result) -> Row:
         trained_with=record.trained_with,
         missing=record.missing,
         notes=record.notes,
-        **figures(result.test, result.y, result.ood),
+        **figures(result.test, result.y, result.ood, measures_of(result)),
     )
 
 
@@ -114,8 +115,10 @@ def run(
         posterior = load(load_from, partial(given.network, likelihood.num_outputs), task.training.train.x.device)
     if save_to is not None:
         save(posterior, save_to, {"task": task.name, "method": method.name})
-    test = predict(posterior, likelihood, task.testing.test.x)
-    ood = {name: predict(posterior, likelihood, x) for name, x in task.testing.ood.items()}
+    scores = measures.scores.values()
+    learnt = fit_scores(scores, posterior, likelihood, task.training.train)
+    test = predict_scored(posterior, likelihood, task.testing.test.x, scores, learnt)
+    ood = {name: predict_scored(posterior, likelihood, x, scores, learnt) for name, x in task.testing.ood.items()}
     return Row(
         task.name,
         method.name,

@@ -29,7 +29,7 @@ from demur.tasks.images import STAND_INS
 
 RESULTS, CELLS = "results.csv", "cells.csv"
 CELL = ("task", "outliers", "method", "seed", "convention", "epochs", "limit")
-OF_THE_FOLDER = ("cells", "sets", "further", "digests")  # of its record; not of a single cell
+OF_THE_FOLDER = ("cells", "sets", "further", "digests", "scores")  # of its record; not of a single cell
 WHERE_KNOWN = ("data", "jobs", "prior_precision", "source", "tuning")  # columns that a table may lack
 REMEDY = "get it again, or make both tables anew from runs"
 
@@ -66,7 +66,7 @@ class Measured:
 
 
 def measured(result: Result, values: Values, folder: Path | None = None) -> Measured:
-    record = replace(result.record, cells=(), sets=(), further={}, digests={})
+    record = replace(result.record, cells=(), sets=(), further={}, digests={}, scores={})
     return Measured(result.cell, values, record, tuple(result.ood), folder.name if folder else "", folder)
 
 

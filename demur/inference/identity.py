@@ -1,0 +1,59 @@
+"""Laplace with identity curvature (ICLA): an equally wide Gaussian around every weight of the head.
+
+Zhdanov, Dereka and Kolesnikov (2025) replace the Fisher by the identity matrix and tune the prior precision alone:
+every weight of the last layer has variance 1 / (1 + prior precision). No curvature is computed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from demur.inference.base import Inference, fit_parts
+from demur.inference.laplace import DECADES, head_only
+from demur.inference.map import MAP
+from demur.inference.prior import PriorSearch
+from demur.likelihoods import Likelihood
+from demur.networks import Network
+from demur.posterior import Gaussian, Point, Posterior
+from demur.training_data import Recipe, TrainingData
+
+
+@dataclass(frozen=True)
+class IdentityLaplace:
+    """The prior precision is tuned as that of `Laplace` is, or given."""
+
+    prior_precision: float | None = None
+    grid: Sequence[float] = field(default=DECADES, repr=False)
+    slack: float = 0.01
+    tuning_samples: int = 20
+    num_samples: int = 20
+
+    def __post_init__(self) -> None:
+        if self.prior_precision is not None and not self.prior_precision > 0:
+            raise ValueError(f"prior_precision {self.prior_precision} is not positive; None has it tuned")
+
+    def parts(self, recipe: Recipe) -> list[tuple[Inference, Recipe]]:
+        return [(MAP(), recipe)]
+
+    def fit(
+        self,
+        network: Network,
+        likelihood: Likelihood,
+        data: TrainingData,
+        recipe: Recipe,
+        parts: Sequence[Posterior] = (),
+    ) -> Gaussian:
+        (point,) = parts or fit_parts(self, network, likelihood, data, recipe)
+        assert isinstance(point, Point)
+        model, head = point.network, head_only(point.network, data)
+
+        def at(precision: float, num_samples: int) -> Gaussian:
+            variance = {name: torch.full_like(model.get_parameter(name), 1 / (1 + precision)).detach() for name in head}
+            return Gaussian(model, variance, num_samples, recipe.seed, over_head=True)
+
+        if self.prior_precision is not None:
+            return at(self.prior_precision, self.num_samples)
+        search = PriorSearch(self.grid, self.slack)
+        tuning = search.tune(point, lambda precision: at(precision, self.tuning_samples), likelihood, data.held_out)
+        return replace(at(tuning.chosen, self.num_samples), tuning=tuning)
