@@ -16,7 +16,8 @@ import demur
 from demur import checkpoint, training
 from demur.checkpoint import checkpointed, epochs_in
 from demur.classifier.readers import open_inputs
-from demur.inference.laplace import FEW, Laplace, Trial
+from demur.inference.laplace import Laplace
+from demur.inference.prior import FEW, PriorSearch, Trial
 from demur.likelihoods import none_class
 from demur.networks import HeadedNetwork, mlp
 from demur.predictive import predict
@@ -178,10 +179,10 @@ def test_a_prior_that_few_inputs_cannot_decide_on_is_told_with_figures(recwarn: 
     with pytest.warns(
         UserWarning, match=r"^4 validation inputs are few.* 10000 is taken and 1000 is not, .* by \+0.1 \+- 0.071"
     ):
-        Laplace()._warn_of_noise([chosen, left], chosen)
-    Laplace()._warn_of_noise([chosen, trial(1e3, [0.2, 0.4, 0.2, 0.4])], chosen)  # worse for each: no doubt
+        PriorSearch()._warn_of_noise([chosen, left], chosen)
+    PriorSearch()._warn_of_noise([chosen, trial(1e3, [0.2, 0.4, 0.2, 0.4])], chosen)  # worse for each: no doubt
     enough = trial(1e4, [0.1, 0.3] * FEW)
-    Laplace()._warn_of_noise([enough, trial(1e3, [0.3, 0.2] * FEW)], enough)
+    PriorSearch()._warn_of_noise([enough, trial(1e3, [0.3, 0.2] * FEW)], enough)
     assert not recwarn.list
 
 
