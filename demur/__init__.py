@@ -11,14 +11,15 @@ __version__ = "0.1.0"
 
 _NAMES = {  # by module; `a as b` is its name there and here
     "classifier": "Answers, Backbone, Classifier, adopt, load_model",
-    "inference": "INFERENCES, MAP, CyclicalSGHMC, Ensemble, Flipout, Inference, Laplace, VariationalBayes",
+    "inference": "INFERENCES, MAP, CyclicalSGHMC, Ensemble, Flipout, IdentityLaplace, Inference, "
+    "KroneckerLaplace, Laplace, VariationalBayes",
     "inference.fisher": "diagonal_fisher",
     "likelihoods": "LIKELIHOODS, Categorical, Dirichlet, LabelModel, Likelihood, Outliers, "
     "mixed_labels, none_class, outlier_exposure, plain, soft_labels",
     "measures": "ood_metrics",
     "methods": "METHODS, Method, parse_method",
     "metrics": "METRICS, Prediction",
-    "networks": "gru, lenet, mlp, wide_resnet",
+    "networks": "gru, lenet, mlp, resnet18_32, wide_resnet",
     "outliers.values": "given, mix, natural, spectrum_matched, synthetic",
     "posterior": "Gaussian, Mixture, Point, Posterior",
     "posterior_file": "load as load_posterior, save as save_posterior",

@@ -8,7 +8,9 @@ from demur.inference import MAP as MAP
 from demur.inference import CyclicalSGHMC as CyclicalSGHMC
 from demur.inference import Ensemble as Ensemble
 from demur.inference import Flipout as Flipout
+from demur.inference import IdentityLaplace as IdentityLaplace
 from demur.inference import Inference as Inference
+from demur.inference import KroneckerLaplace as KroneckerLaplace
 from demur.inference import Laplace as Laplace
 from demur.inference import VariationalBayes as VariationalBayes
 from demur.inference.fisher import diagonal_fisher as diagonal_fisher
@@ -32,6 +34,7 @@ from demur.metrics import Prediction as Prediction
 from demur.networks import gru as gru
 from demur.networks import lenet as lenet
 from demur.networks import mlp as mlp
+from demur.networks import resnet18_32 as resnet18_32
 from demur.networks import wide_resnet as wide_resnet
 from demur.outliers.values import given as given
 from demur.outliers.values import mix as mix

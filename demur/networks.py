@@ -134,6 +134,34 @@ def wide_resnet(
     return network.to(memory_format=CONVOLUTIONS)  # type: ignore[call-overload]
 
 
+class ResidualBlock(nn.Module):
+    """Two convolutions with batch norm, beside the identity (or a 1x1 convolution where the shape changes)."""
+
+    def __init__(self, fan_in: int, fan_out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(fan_in, fan_out, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(fan_out)
+        self.conv2 = nn.Conv2d(fan_out, fan_out, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(fan_out)
+        self.shortcut: nn.Module = nn.Identity()
+        if fan_in != fan_out or stride != 1:
+            self.shortcut = nn.Sequential(nn.Conv2d(fan_in, fan_out, 1, stride, bias=False), nn.BatchNorm2d(fan_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(h + self.shortcut(x))
+
+
+def resnet18_32(num_outputs: int, *, channels: int = 3) -> nn.Module:
+    """ResNet-18 for 32x32 images, as OpenOOD has it: a 3x3 convolution of stride 1 first, and no pooling after it."""
+    layers: list[nn.Module] = [nn.Conv2d(channels, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+    for fan_in, fan_out, stride in ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)):
+        layers += [ResidualBlock(fan_in, fan_out, stride), ResidualBlock(fan_out, fan_out, 1)]
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    network = HeadedNetwork(nn.Sequential(*layers), 512, num_outputs)
+    return network.to(memory_format=CONVOLUTIONS)  # type: ignore[call-overload]
+
+
 class LastState(nn.Module):
     """The last state of a GRU over token numbers, 0 being padding on the left; it does not depend on the padding."""
 

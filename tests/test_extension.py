@@ -258,3 +258,34 @@ def test_methods_of_ones_own_come_after_demurs():
 def test_the_package_is_a_program():
     done = subprocess.run([sys.executable, "-m", "demur", "--version"], capture_output=True, text=True, check=False)
     assert done.stdout == f"demur {demur.__version__}\n"
+
+
+@pytest.mark.usefixtures("mine")
+def test_a_score_that_learns_from_features_goes_through_run_study_report_and_packs():
+    own = ("--score", "mine:from_mean", "--score", "knn")
+    done = demur_command("run", "mine:clouds", "map", "--epochs", "1", "--network", "mine:network", *own, "--json", "a")
+    assert done.returncode == 0, done.stderr
+    assert 0 <= json.loads(Path("a").read_text())["ood"]["around"]["mine:from_mean_fpr95"] <= 1
+
+    asked = ("study", "mine.py", "--runs", "runs", "--jobs", "2", "--method", "mine:Twice", *own)
+    done = demur_command(*asked)
+    assert done.returncode == 0, done.stderr
+    assert "by mine:from_mean" in done.stdout
+    assert demur_command(*asked, "--dry-run").stdout.startswith("1 cells, 1 done")
+    Path("mine.py").rename("elsewhere.py")  # what is stored is reported without the module
+    reported = demur_command("report", "runs", "--out", "out", "--jobs", "1")
+    assert reported.returncode == 0, reported.stderr
+    with Path("out/results.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert {"mine:from_mean_fpr95", "knn_auroc"} <= {row["metric"] for row in rows}
+    lacking = demur_command("report", "runs", "--out", "out", "--overwrite", "--jobs", "1", "--score", "vim")
+    assert (lacking.returncode, "Traceback" in lacking.stderr) == (2, False)
+    assert "has no values of score 'vim'; make them with: demur study ... --score vim" in lacking.stderr
+    packed = demur_command("pack", "packed", "--runs", "runs")
+    assert packed.returncode == 0, packed.stderr
+    unpacked = demur_command("unpack", *map(str, Path("packed").iterdir()), "--runs", "again")
+    assert unpacked.returncode == 0, unpacked.stderr
+    assert sorted(path.name for path in Path("again").glob("*/score-*")) == [
+        "score-knn.safetensors",
+        "score-mine.from_mean.safetensors",
+    ]

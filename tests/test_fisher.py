@@ -12,7 +12,8 @@ from torch import nn
 from torch.func import functional_call, jacrev
 
 from demur.inference import Laplace
-from demur.inference.fisher import RULES, batch_mean_fisher, diagonal_fisher, make_plan
+from demur.inference.fisher import batch_mean_fisher, diagonal_fisher, make_plan
+from demur.inference.rules import RULES
 from demur.likelihoods import LIKELIHOODS, none_class, outlier_exposure, plain
 from demur.networks import as_input, gru, lenet, mlp, wide_resnet
 from demur.training_data import Fixed

@@ -19,7 +19,8 @@ DeviceName = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto take
 Seed = Annotated[int, typer.Option(min=0, help="Of initialisation, batches and draws.")]
 
 OwnScores = Annotated[
-    list[str] | None, typer.Option(help="Beside demur's: mypackage.mymodule:name, high for outliers; may be repeated.")
+    list[str] | None,
+    typer.Option(help="Beside the usual: energy, knn, vim, ..., or mypackage.mymodule:name; may be repeated."),
 ]
 OwnMetrics = Annotated[
     list[str] | None,

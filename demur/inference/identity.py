@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from demur.inference.base import Inference, fit_parts
-from demur.inference.laplace import DECADES, head_only
+from demur.inference.laplace import head_only
 from demur.inference.map import MAP
-from demur.inference.prior import PriorSearch
+from demur.inference.prior import DECADES, PriorSearch
 from demur.likelihoods import Likelihood
 from demur.networks import Network
 from demur.posterior import Gaussian, Point, Posterior

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from demur.inference.base import Inference, build, check_copies, fit_parts
-from demur.inference.fisher import RULES, Root, add_gradients, join, planned, send_back
-from demur.inference.laplace import DECADES, head_only, passes, random_signs
+from demur.inference.fisher import Root, add_gradients, join, planned, send_back
+from demur.inference.laplace import head_only, passes, random_signs
 from demur.inference.map import MAP
-from demur.inference.prior import PriorSearch
+from demur.inference.prior import DECADES, PriorSearch
+from demur.inference.rules import RULES
 from demur.likelihoods import Likelihood
 from demur.networks import Network, PatchConv2d, as_input
 from demur.posterior import Gaussian, Point, Posterior
