@@ -1,17 +1,15 @@
-"""Intervals: the bootstrap's over test points, from predictions alone, and Student's over training seeds.
+"""Intervals over test points, by the bootstrap, from predictions alone.
 
 A resample is a column of counts, how often each point was drawn. The counts of a set depend on its name and size only:
 methods, training seeds and metrics are compared on the same resamples, and a mean's interval follows from its parts'.
 """
 
-import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from demur.metrics import Array, Counts
 
@@ -34,17 +32,6 @@ def interval(resampled: Array) -> tuple[float, float]:
     if np.isnan(resampled).all():
         return float("nan"), float("nan")
     low, high = np.nanquantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
-
-
-def over_seeds(values: Sequence[float]) -> tuple[float, float]:
-    """The interval of a mean over training seeds, by Student's t, within what fractions can be.
-
-    The bootstrap's would be no wider than from the least to the greatest: with three seeds, right in 71 of 100 cases.
-    """
-    mean, count = float(np.mean(values)), len(values)
-    half = float(np.std(values, ddof=1) / math.sqrt(count) * stdtrit(count - 1, (1 + LEVEL) / 2))
-    low, high = np.clip([mean - half, mean + half], 0, 1)
     return float(low), float(high)
 
 

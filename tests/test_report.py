@@ -16,10 +16,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from scipy import stats
 from torch import Tensor
 
-from demur.bootstrap import AGAINST, against, counts, interval, over_seeds
+from demur.bootstrap import AGAINST, against, counts, interval
 from demur.metrics import METRICS, Prediction, Separation, accuracy, ece, ece_published, mmc
 from demur.paper.agreement import agreement, compared, coverage
 from demur.paper.further import PRINTED, VALIDATION, shifted
@@ -244,15 +243,6 @@ def test_the_interval_of_an_accuracy_is_the_binomials():
     low, high = interval(resampled("accuracy", Prediction(probs, None, torch.zeros(2000)), y, counts("test", 2000))[1])
     half = 1.96 * (0.9 * 0.1 / 2000) ** 0.5
     assert (low, high) == (pytest.approx(0.9 - half, abs=0.15 * half), pytest.approx(0.9 + half, abs=0.15 * half))
-
-
-def test_the_interval_over_seeds_is_students():
-    values = (0.4, 0.45, 0.42, 0.5)
-    assert over_seeds(values) == pytest.approx(stats.t.interval(0.95, 3, np.mean(values), stats.sem(values)))
-    assert over_seeds((0.5, 0.5)) == (0.5, 0.5)
-    assert over_seeds((0.0, 0.9)) == (0.0, 1.0)
-    draws = np.random.default_rng(0).normal(0.5, 0.02, (4000, 3))
-    assert np.mean([low < 0.5 < high for low, high in map(over_seeds, draws)]) == pytest.approx(0.95, abs=0.015)
 
 
 def test_seeds_that_err_alike_are_no_more_evidence_about_the_test_points_than_one():

@@ -54,12 +54,7 @@ def by_place(cells: Iterable[Measured]) -> dict[Place, dict[int, Measured]]:
     return {key: dict(sorted(runs.items())) for key, runs in found.items()}
 
 
-def mean_over_seeds(
-    runs: Mapping[int, Measured],
-    where: str,
-    metric: str,
-    spread: Spread = Spread(),  # noqa: B008
-) -> Known | None:
+def mean_over_seeds(runs: Mapping[int, Measured], where: str, metric: str, spread: Spread) -> Known | None:
     """Of those runs that have it; None where none has."""
     values = {seed: value for seed, one in runs.items() if (value := one.value(where, metric)) is not None}
     if not values:

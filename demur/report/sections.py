@@ -3,6 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 
+import pandas as pd
+
 from demur.paper.agreement import LIMIT, agreement, compared, coverage
 from demur.paper.grid import CONVENTIONS, commands
 from demur.paper.published import TITLES
@@ -86,10 +88,10 @@ def beside_the_paper(cells: Sequence[Measured]) -> list[Section]:
     ]
 
 
-def _counted(counts: object, table: str, task: str) -> str:
-    if (table, task) not in counts.index:  # type: ignore[attr-defined]
+def _counted(counts: pd.DataFrame, table: str, task: str) -> str:
+    if (table, task) not in counts.index:
         return ""
-    corrected, published, printed = counts.loc[table, task]  # type: ignore[attr-defined]
+    corrected, published, printed = counts.loc[(table, task)]
     both = str(corrected) if corrected == published else f"{corrected}, {published}"
     return f"{both} of {printed}"
 
