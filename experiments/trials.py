@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import shutil
 import sys
 import traceback
@@ -198,6 +199,17 @@ def evaluated_rightly(trial: Trial) -> bool:
     return bool(np.isclose(found["inliers", "", "accuracy"], np.mean(label == np.array(read.y)), atol=1e-9))
 
 
+def set_anew_rightly(trial: Trial) -> bool:
+    """With the limits that the inputs have, as a simple reader reads them."""
+    if trial.case.how == "junk in JSON, hashes right":
+        return True
+    given, new = input_for(trial), Classifier.load(trial.out, device="cpu")
+    model = trial.whole / KINDS.get(given.name, KINDS.get(trial.case.damaged, ""))
+    scores = np.sort(Classifier.load(model, device="cpu").outlier_score(whole_read(given).x))
+    place = min(len(scores), math.ceil(round((len(scores) + 1) * new.decision_.coverage, 9)))
+    return new.decision_.count == len(scores) and np.isclose(new.decision_.accept[0], scores[place - 1], rtol=1e-5)
+
+
 def exported_rightly(trial: Trial) -> bool:
     """Export itself compares the graph with the model."""
     return trial.out.with_suffix(".onnx").read_bytes()[2:9] == b"\x12\x05demur"
@@ -264,6 +276,7 @@ COMMANDS: dict[str, tuple[Arguments, Judge]] = {
     "predict": (lambda t: ("predict", of_kind(t), input_for(t), "-o", t.out, "--device", "cpu"), predicted_rightly),
     "fit": (to_fit, fitted_rightly),
     "evaluate": (to_evaluate, evaluated_rightly),
+    "calibrate": (lambda t: ("calibrate", of_kind(t), input_for(t), "-o", t.out, "--device", "cpu"), set_anew_rightly),
     "export": (lambda t: ("export", t.given, t.out.with_suffix(".onnx"), "--onnx"), exported_rightly),
     "report": (lambda t: ("report", t.given, "--out", t.out, "--jobs", 1), reported_rightly),
     "unpack": (lambda t: ("unpack", t.given, "--runs", t.out), unpacked_rightly),
@@ -277,12 +290,13 @@ def cases() -> Iterator[Case]:
         labelled = name not in ("texts.txt", "images.d")
         for how, damage in ways.items():
             yield Case("predict", name, how, name, damage)
+            yield Case("calibrate", name, how, name, damage)
             if labelled:
                 for command in ("fit", "evaluate"):
                     yield Case(command, name, how, name, damage)
                     yield Case(command, f"outliers {name}", how, name, damage)
     for kind in ("tables", "images", "texts"):
-        for command in ("predict", "evaluate", "export") if kind == "tables" else ("predict",):
+        for command in ("predict", "evaluate", "calibrate", "export") if kind == "tables" else ("predict",):
             for how, damage in (ANYWHERE | FOLDERS).items():
                 yield Case(command, "model folder", how, kind, damage)
             for how, damage in (ANYWHERE | ZIPS).items():

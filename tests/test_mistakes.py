@@ -21,6 +21,7 @@ from demur.inference.prior import FEW, PriorSearch, Trial
 from demur.likelihoods import none_class
 from demur.networks import HeadedNetwork, mlp
 from demur.predictive import predict
+from demur.serving.answered import read_answers
 from demur.study.cells import Place
 from demur.study.engine import run_cells
 from demur.study.grid import Cell
@@ -228,3 +229,13 @@ def test_a_file_in_the_place_of_a_cell_fails_that_cell_alone(tmp_path: Path):
     assert f"{in_the_way} is a file where a folder is to be; move it away" in failure.reason
     assert in_the_way.read_text("utf-8") == "mine"
     assert folder_of(cells[1], place).is_dir()
+
+
+def test_answers_that_are_none_are_refused_by_the_monitor(tmp_path: Path):
+    """A quote that is not closed had hidden every other answer without a word."""
+    head, rows = "input,decision,label,probability,outlier_score\n", [f"{k},a,a,0.9,0.1\n" for k in range(6)]
+    (tmp_path / "whole.csv").write_text(head + "".join(rows), "utf-8")
+    (tmp_path / "broken.csv").write_text(head + "".join(row.replace(",a,", ',"a,', 1) for row in rows), "utf-8")
+    assert sum(len(scores) for scores, *_ in read_answers(tmp_path / "whole.csv")) == 6
+    with pytest.raises(ValueError, match="which is no answer; is a quote not closed"):
+        list(read_answers(tmp_path / "broken.csv"))

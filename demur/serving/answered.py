@@ -22,6 +22,13 @@ def read_answers(path: Path, at_a_time: int = 4096) -> Iterator[Answered]:
                 raise ValueError(f"{path} has no column {missing[0]!r}; give a csv that demur predict wrote")
             while part := list(itertools.islice(rows, at_a_time)):
                 valid = [row for row in part if row["decision"] != INVALID]
+                # a quote that is not closed would hide the rows up to the next
+                odd = next((row for row in valid if row["decision"] not in (row["label"], UNSURE, UNKNOWN)), None)
+                if odd is not None:
+                    raise ValueError(
+                        f"{path} has the decision {odd['decision']!r} beside the label {odd['label']!r}, which is no "
+                        "answer; is a quote not closed? give it as demur predict wrote it"
+                    )
                 yield (
                     [_score(row["outlier_score"], path) for row in valid],
                     [row["decision"] in (UNSURE, UNKNOWN) for row in valid],
