@@ -17,7 +17,8 @@ import demur
 from demur.posterior import Mixture, keep_samples, kept_bytes
 from demur.serving.app import Settings
 from demur.serving.batching import Batcher, Batching, Busy
-from demur.serving.hosted import named_models
+from demur.serving.hosted import Hosted, Hosting, named_models
+from demur.serving.instruments import Instruments
 from demur.serving.limits import Limits
 from tests.serving import ask, images, inputs_for, png, raw_socket, save_models, served, table
 
@@ -214,6 +215,35 @@ def test_a_bad_file_keeps_the_old_model_and_a_good_one_takes_its_place(models, t
         described = ask(port, "/v1/models")[1][0]
         assert (described["kind"], described["error"]) == ("images", None)
         assert described["version"] != before["version"]
+
+
+def test_a_request_that_began_with_the_old_model_ends_with_it(models, tmp_path):
+    """It was being read while the new one was loaded."""
+    path = tmp_path / "mine.demur"
+    shutil.copy(models["table"], path)
+
+    async def scenario() -> list[str]:
+        hosted = Hosted("mine", path, Hosting(), Instruments())
+        before = hosted.now
+        x = before.model.inputs(table(2)[0])
+        await hosted.reload()
+        assert hosted.now is not before
+        async with asyncio.timeout(20):
+            return [str(answer.label) for answer in await before.batcher.answered(x)]
+
+    assert asyncio.run(scenario()) == ["low", "high"]
+
+
+def test_a_queue_that_is_closed_refuses_and_does_not_hang():
+    async def scenario() -> None:
+        batcher: Batcher[float] = Batcher(lambda x: x[:, 0].tolist(), Batching())
+        assert await batcher.answered(torch.ones(1, 1)) == [1.0]
+        await batcher.close()
+        async with asyncio.timeout(20):
+            await batcher.answered(torch.ones(1, 1))
+
+    with pytest.raises(Busy):
+        asyncio.run(scenario())
 
 
 def test_a_full_queue_refuses_and_what_was_accepted_is_answered():

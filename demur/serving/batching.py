@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 Answer = TypeVar("Answer")
+FRESH = 0.1  # weight of the last batch in the mean of them
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class Batcher(Generic[Answer]):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="demur-batches")
         self._queue: deque[tuple[Tensor, asyncio.Future[Sequence[Answer]]]] = deque()
         self._draining: asyncio.Task[None] | None = None
-        self._seconds = 0.0  # that an input took in the last batch
+        self._seconds = 0.0  # that an input takes, a mean of the last batches
+        self._closed = False
         self.waiting = 0  # inputs
 
     async def answered(self, x: Tensor) -> Sequence[Answer]:
@@ -56,6 +58,8 @@ class Batcher(Generic[Answer]):
         ahead = self.waiting * self._seconds
         if self._queue and (self.waiting + len(x) > self._settings.room or ahead > self._settings.longest):
             raise Busy(max(1, math.ceil(ahead)))
+        if self._closed:
+            raise Busy(1)
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Sequence[Answer]] = loop.create_future()
         self._queue.append((x, done))
@@ -65,7 +69,8 @@ class Batcher(Generic[Answer]):
         return await done
 
     async def close(self) -> None:
-        """Wait until everything that was accepted has been answered."""
+        """Wait until everything that was accepted has been answered; nothing is accepted afterwards."""
+        self._closed = True
         if self._draining is not None:
             await asyncio.wait([self._draining])
         self._thread.shutdown()
@@ -99,7 +104,8 @@ class Batcher(Generic[Answer]):
         began = time.perf_counter()
         work = asyncio.get_running_loop().run_in_executor(self._thread, self._answer, every)
         await asyncio.wait([work])
-        self._seconds = (time.perf_counter() - began) / len(every)
+        taken = (time.perf_counter() - began) / len(every)
+        self._seconds += FRESH * (taken - self._seconds)  # the first batch is slow, and one hiccup is no congestion
         failed, start = work.exception(), 0
         for x, done in batch:
             if done.cancelled():

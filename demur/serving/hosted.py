@@ -75,17 +75,16 @@ class Hosted:
     async def reload(self) -> None:
         """Load what the file holds now; whoever asks meanwhile is answered by the old model."""
         self._seen = signature(self.path)
-        before = self.now
         try:
+            # the old one ends with its last request: one that is still being read may come to it later
             self.now = await asyncio.to_thread(Loaded, self.name, self.path, self._hosting, self._instruments)
         except (ValueError, OSError, MemoryError, RuntimeError) as error:
-            self.error = f"{error}; version {before.version} is still served"
+            self.error = f"{error}; version {self.now.version} is still served"
             self._instruments.reload_failed(self.name)
             log.error("model kept", extra={"fields": {"model": self.name, "error": self.error}})
             return
         self.error = None
         log.info("model loaded", extra={"fields": {"model": self.name, "version": self.now.version}})
-        await before.batcher.close()
 
     @property
     def changed(self) -> bool:
