@@ -100,12 +100,25 @@ class View:
         return [name for name in wanted if not math.isnan(self.of(cell, name, "fpr95").value)]
 
 
-def ours(cells: Sequence[Measured], convention: str, epochs: int | None = None, limit: int | None = None) -> View:
-    """Networks of one convention, and of the paper's length unless said; the spread of training is that of both."""
-    whole = [one for one in cells if (one.cell.epochs, one.cell.limit) == (epochs, limit)]
+def ours(
+    cells: Sequence[Measured],
+    convention: str,
+    epochs: int | None = None,
+    limit: int | None = None,
+    everyone: Sequence[Measured] = (),
+) -> View:
+    """Networks of one convention, and of the paper's length unless said.
+
+    The spread of training is that of both conventions, over all cells there are: `everyone`, where `cells` are some.
+    """
+
+    def in_question(some: Sequence[Measured]) -> list[Measured]:
+        return [one for one in some if (one.cell.epochs, one.cell.limit) == (epochs, limit)]
+
+    whole = in_question(everyone or cells)
     kinds = {one.cell.convention for one in whole}
     by_convention = {kind: by_place(one for one in whole if one.cell.convention == kind) for kind in kinds}
-    found = by_convention.get(convention, {})
+    found = by_place(one for one in in_question(cells) if one.cell.convention == convention)
 
     @cache
     def spread(task: str, where: str, metric: str) -> Spread:

@@ -158,7 +158,7 @@ def candidates(cells: Sequence[Measured]) -> Sheet | None:
         return None
     tasks = list(validated[0].fpr95)
     everyone = [one.candidate for one in validated]
-    tested = ours(matched(cells, [one.cell(task) for one in everyone for task in tasks]), "corrected")
+    tested = ours(matched(cells, [one.cell(task) for one in everyone for task in tasks]), "corrected", everyone=cells)
     head: list[Text] = ["method", "outliers", "score", "", "mean FPR95"]
     head += [[f"{what}, {when}", task] for when, what in _COLUMNS for task in tasks]
     return Sheet(
@@ -196,12 +196,12 @@ def _candidate(one: Validated, chosen: Candidate | None, view: View, everyone: S
 
 def _tested(cells: Sequence[Measured], chosen: Mapping[str, Candidate], named: bool = False) -> Sheet:
     """Test results of the candidate of each task."""
-    cells = matched(cells, [candidate.cell(task) for task, candidate in chosen.items()])
-    view = ours(cells, "corrected")
+    comparable = matched(cells, [candidate.cell(task) for task, candidate in chosen.items()])
+    view = ours(comparable, "corrected", everyone=cells)
     rows: list[list[Text]] = []
     for task in (task for task in tasks_there(view) if task in chosen):
         candidate = chosen[task]
-        seen, others = trained_with([candidate], task), replaced(cells, task)
+        seen, others = trained_with([candidate], task), replaced(comparable, task)
         found = measure(view, candidate, task, seen)
         first: list[Text] = [task, *[_named(candidate)] * named]
         if found is None:
