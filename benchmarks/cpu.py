@@ -55,7 +55,7 @@ def as_usual(model: nn.Module) -> nn.Module:
 # training ----------------------------------------------------------------------------------------------------------
 
 
-class Transformed(Dataset):
+class Transformed(Dataset[tuple[Tensor, Tensor]]):
     """Images as PIL transforms make them ready, one at a time: half of them cropped after padding, then a tensor."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
