@@ -65,14 +65,14 @@ class Cost:
         return networks * recipe.epochs * steps * self.step
 
     def afterwards(self, inference: Inference, data: TrainingData, measured: int) -> float:
-        """Of curvature, tuning and calibration: passes of inputs through the network, backward ones as two."""
+        """Of curvature, tuning and calibration: passes of inputs through the network, a gradient of each as six."""
         samples = getattr(inference, "num_samples", 1)
         over_head = getattr(inference, "over", "all") == "head"
         passes = measured * (1 if over_head else samples)
         if isinstance(inference, Laplace):
             tried = 0 if inference.prior_precision is not None else len(inference.grid)
             tuned = 0 if data.validation is None else len(data.validation)
-            passes += 2 * len(data.train) * (1 if over_head else 3)
+            passes += 2 * len(data.train) * (1 if over_head else 6)
             passes += tuned * (tried if over_head else tried * inference.tuning_samples)
         return self.forward * passes
 
