@@ -18,12 +18,14 @@ NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNOREC
 
 @dataclass
 class Read:
-    """Names of all inputs, those that can be read, and the labels of these, where there are any."""
+    """Names of all inputs, those that can be read, and the labels of these, where there are any; `every_y` has also
+    the labels of rows with a gap or a word in them, which training takes."""
 
     names: list[str]
     wrong: set[str]
     x: object
     y: list[str] | None = None
+    every_y: list[str] | None = None
 
 
 def read_simply(path: Path, taken: tuple[str, ...] | None = ("c0", "c1", "c2")) -> Read:
@@ -68,7 +70,7 @@ def read_npz(path: Path) -> Read:
     names = [str(row + 1) for row in range(len(x))]
     right = np.isfinite(x.astype(float)).all(1)
     rows = pa.table({f"c{c}": x[right, c].astype(float) for c in range(3)})
-    return Read(names, {name for name, ok in zip(names, right, strict=True) if not ok}, rows, y)
+    return Read(names, {name for name, ok in zip(names, right, strict=True) if not ok}, rows, y, y)
 
 
 def read_csv(path: Path, taken: tuple[str, ...] | None) -> Read:
@@ -82,11 +84,12 @@ def read_csv(path: Path, taken: tuple[str, ...] | None) -> Read:
     label = next((name for name in ("label", "class", "target", "y") if name in columns), None)
     taken = taken or tuple(name for name in columns if name != label)
     assert set(taken) <= set(columns)
-    names, wrong, found, labels = [], set(), [], []
+    names, wrong, found, labels, every = [], set(), [], [], []
     for number, one in enumerate(filter(None, lines), 1):
         names.append(str(number))
         (cells,) = csv.reader([one.decode("utf-8", "replace")], delimiter=delimiter)
         by_name = dict(zip(columns, cells, strict=False))
+        every.append(by_name.get(label, ""))
         row = [as_number(by_name.get(name, "")) for name in taken]
         if len(cells) == len(columns) and np.isfinite(row).all():
             found.append(row)
@@ -94,7 +97,7 @@ def read_csv(path: Path, taken: tuple[str, ...] | None) -> Read:
         else:
             wrong.add(names[-1])
     rows = pa.table({name: [row[place] for row in found] for place, name in enumerate(taken)})
-    return Read(names, wrong, rows, labels if label else None)
+    return Read(names, wrong, rows, labels if label else None, every if label else None)
 
 
 def read_texts_csv(path: Path) -> Read:
