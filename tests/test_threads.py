@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import demur
-from demur.inference import CyclicalSGHMC, Ensemble, Laplace
+from demur.inference import CyclicalSGHMC, Ensemble, KroneckerLaplace, Laplace
 from demur.likelihoods import none_class
 from demur.networks import gru, mlp
 from demur.posterior import Gaussian, Posterior
@@ -19,7 +19,11 @@ from demur.predictive import predict
 from demur.training import observed
 from tests.conftest import make_task
 
-SETTINGS = {"la": Laplace(prior_precision=5.0), "de": Ensemble(Laplace(prior_precision=5.0), members=2)}
+SETTINGS = {
+    "la": Laplace(prior_precision=5.0),
+    "la_kron": KroneckerLaplace(prior_precision=5.0),
+    "de": Ensemble(Laplace(prior_precision=5.0), members=2),
+}
 
 
 class Failing(nn.Module):
