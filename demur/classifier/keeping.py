@@ -93,6 +93,17 @@ def load(
             raise ValueError(f"{path} is damaged: it has other classes or columns than its network; save it anew")
         build = partial(model.network_, model.likelihood_.num_outputs)
         if not own:
+            if columns and saved["network"]["arguments"].get("inputs") != _inputs(model.preprocessing_):
+                raise ValueError(
+                    f"{path} is damaged: its columns give other inputs than its network takes; save it anew"
+                )
             check_size(build, posterior)
         model.posterior_ = load_posterior(posterior, build, device_of(model.device))
     return model
+
+
+def _inputs(table: kinds.Preprocessing) -> int:
+    """How many numbers a row of the table becomes."""
+    network = described(table.network("mlp"))
+    assert network is not None
+    return int(network["arguments"]["inputs"])

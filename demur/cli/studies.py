@@ -155,12 +155,12 @@ def demo(
     print(
         f"""
 What to look at
-- mean FPR95, the share of outliers taken for digits when 95 % of the digits are kept:
+- mean FPR95, the fraction of outliers accepted as digits when 95 % of the digits are:
   {100 * plain.mean_fpr95:.1f} for {plain.method}, {100 * best.mean_over_ood(fpr95):.1f} for {best.method}{by_score}, \
 at accuracies of {100 * plain.metrics["accuracy"]:.1f} and {100 * best.metrics["accuracy"]:.1f}.
 - far away, which is noise 5000 times as bright as any digit: seeing outliers does not
   cure a point estimate (map+oe); averaging over weights helps some, a none class more,
-  though not in every network (README, Which to use). The mean above leaves it out.
+  though not in every network (docs/which-method.md). The mean above leaves it out.
 - {out / "toy.png"}: outlier exposure alone is sure of itself far from the data; there the
   Laplace methods are not.
 - {out / "digits.json"}: every figure, under every score."""
