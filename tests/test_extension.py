@@ -192,8 +192,15 @@ def test_a_classifier_of_ones_own_likelihood_is_saved_evaluated_and_exported():
         writer = csv.writer(file)
         writer.writerow(["a", "b", "c", "d", "label"])
         writer.writerows([*row, label] for row, label in zip(x.tolist(), y.tolist(), strict=True))
-    done = demur_command("evaluate", "model.demur", "test.csv")
+    np.savetxt("others.csv", 3 * x, delimiter=",", header="a,b,c,d", comments="")
+    evaluated = ("evaluate", "model.demur", "test.csv", "--ood", "others.csv", "--score")
+    done = demur_command(*evaluated, "mine:least", "--score", "energy")
     assert done.returncode == 0, done.stderr
+    assert "mine:least" in done.stdout
+    assert "energy" in done.stdout
+    refused = demur_command(*evaluated, "knn")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "learns from training inputs" in refused.stderr
     pytest.importorskip("onnxruntime")
     export_onnx(same, Path("model.onnx"))
 

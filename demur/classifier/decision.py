@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from demur.likelihoods import Likelihood
 from demur.metrics import Array, Prediction
 from demur.names import choose
-from demur.scores import SCORES, score_named
+from demur.scores import SCORES, Score, score_named
 
 UNSURE, UNKNOWN = "unsure", "unknown"
 INVALID = "invalid"  # what a command answers on an input that cannot be read
@@ -49,6 +49,17 @@ def score_of(prediction: Prediction, name: str, own: bool = False) -> Array:
     if values is None:
         raise ValueError(f"score {name!r} needs a none class; choose a method that ends in '+nc', or another score")
     return values
+
+
+def post_hoc(name: str) -> Score:
+    """A score to compute with a fitted model, by name or `mymodule:myscore`; refused if it needs training inputs."""
+    score = score_named(name)
+    if score.fit is not None:
+        raise ValueError(
+            f"score {name!r} learns from training inputs, which a model does not hold; choose another, such as energy, "
+            "or run it in a study: demur study NAME --score"
+        )
+    return score
 
 
 def turning_point(score: str, num_classes: int) -> float | None:

@@ -1,6 +1,7 @@
 """`Classifier`: fit, predict and decide on numpy, torch or pandas, by the same loop and average as everything else."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -20,7 +21,7 @@ from demur.classifier.augmentation import augmentation
 from demur.classifier.backbones import Backbone, chosen, quicker
 from demur.classifier.builders import logits_of, wrapped
 from demur.classifier.conformal import Calibration, benjamini_hochberg, calibration_of, measured_sets
-from demur.classifier.decision import calibrated, class_probs, default_score, score_of
+from demur.classifier.decision import calibrated, class_probs, default_score, post_hoc, score_of
 from demur.classifier.features import Encoder, as_features
 from demur.classifier.fitting import (
     divided,
@@ -41,7 +42,8 @@ from demur.networks import Network
 from demur.outliers.synthetic import BY_DEFAULT
 from demur.outliers.values import Given, Shown, SpectrumMatched, Synthetic, build, leaves, mix, parse
 from demur.outliers.values import given as given_ones
-from demur.predictive import predict
+from demur.predictive import predict_scored
+from demur.scores import Score
 from demur.streams import generator_for
 from demur.training_data import Augment, OutlierSource, Recipe, Split, TrainingData
 
@@ -315,8 +317,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
 
     def outlier_score(self, X: Any, score: str | None = None) -> Array:
         """High for outliers: the score that is abstained by, one of `demur.SCORES` by name, or `mymodule:myscore`."""
-        prediction = self.prediction(X)
-        return score_of(prediction, self.decision_.score) if score is None else score_of(prediction, score, own=True)
+        scores = [] if score is None else [post_hoc(score)]
+        return score_of(self.prediction(X, scores), score or self.decision_.score, own=score is not None)
 
     def decide(self, X: Any) -> np.ndarray:
         """For each input its label, "unsure" or "unknown": (N,) of objects."""
@@ -355,17 +357,18 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         """X as the network takes it, (N, ...); refused where it is not like what was fitted to."""
         return self.preprocessing_.read(self._gathered(X, self.preprocessing_.kind, what, fitting=False), what)
 
-    def prediction(self, X: Any) -> Prediction:
-        """What all answers follow from, for `demur.metrics`: probabilities of the classes and of none."""
+    def prediction(self, X: Any, scores: Sequence[Score] = ()) -> Prediction:
+        """What all answers follow from, for `demur.metrics`: probabilities of the classes and of none; with the values
+        of `scores`, such as need logits or features."""
         check_is_fitted(self)
-        return self.predicted(self.inputs(X))
+        return self.predicted(self.inputs(X), scores)
 
-    def predicted(self, x: Tensor) -> Prediction:
+    def predicted(self, x: Tensor, scores: Sequence[Score] = ()) -> Prediction:
         """Of what `inputs` gave; any number of threads can ask."""
-        return self._averaged(x if self.encoder_ is None else self.encoder_(x, device_of(self.device)))
+        return self._averaged(x if self.encoder_ is None else self.encoder_(x, device_of(self.device)), scores)
 
-    def _averaged(self, x: Tensor) -> Prediction:
-        return predict(self.posterior_, self.likelihood_, x.to(device_of(self.device)))
+    def _averaged(self, x: Tensor, scores: Sequence[Score] = ()) -> Prediction:
+        return predict_scored(self.posterior_, self.likelihood_, x.to(device_of(self.device)), scores, {})
 
     # the model file ------------------------------------------------------------------------------------------------
 

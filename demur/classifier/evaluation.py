@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from demur.classifier.conformal import Calibration, measured_sets
-from demur.classifier.decision import UNKNOWN, UNSURE, Decision, class_probs, score_of
+from demur.classifier.decision import UNKNOWN, UNSURE, Decision, class_probs, post_hoc, score_of
 from demur.classifier.estimator import Classifier
 from demur.classifier.readers import Batch, Inputs, X, listed
 from demur.classifier.selective import aurc, aurc_with_outliers
 from demur.metrics import METRICS, Array, Prediction, Separation, confidence, right
-from demur.scores import MEASURED
+from demur.scores import MEASURED, Score
 
 EXAMPLES = 12  # single inputs that are shown, of each set
 SHOWN = ("accuracy", "ece", "brier", "nll")
@@ -58,6 +58,7 @@ class Evaluation:
     calibration: Calibration | None = None
     abstained: Sequence[Example] = ()
     accepted: Mapping[str, Sequence[Example]] = field(default_factory=dict)
+    scores: Mapping[str, Score] = field(default_factory=lambda: MEASURED)
 
     def __post_init__(self) -> None:
         if INLIERS in self.ood:
@@ -182,8 +183,8 @@ class Evaluation:
 
     def scored(self, outside: Prediction) -> Iterator[tuple[str, Array, Array]]:
         """Every score that the model has, on inliers and on these; first the one that the model abstains by."""
-        for name in sorted(MEASURED, key=lambda name: name != self.decision.score):
-            values, others = MEASURED[name](self.inside), MEASURED[name](outside)
+        for name in sorted(self.scores, key=lambda name: name != self.decision.score):
+            values, others = self.scores[name](self.inside), self.scores[name](outside)
             if values is not None and others is not None:
                 yield name, values, others
 
@@ -199,13 +200,15 @@ def evaluate(
     ood: Mapping[str, Inputs],
     device: str,
     count: Callable[[int], None],
+    scores: Sequence[str] = (),
 ) -> Evaluation:
-    """Predict everything, a batch at a time; `count` is told how many inputs are done."""
+    """Predict everything, a batch at a time; `count` is told how many inputs are done. `scores` are more to measure."""
+    more = [post_hoc(name) for name in scores]
 
     def predicted(inputs: Inputs, lowest: bool) -> tuple[Prediction, list[str], list[Example]]:
         parts, labels, examples = list[Prediction](), list[str](), list[Example]()
         for batch in inputs.batches:
-            parts.append(classifier.prediction(batch.x))
+            parts.append(classifier.prediction(batch.x, more))
             labels += batch.y or []
             found = examples_of(classifier, parts[-1], batch, lowest)
             examples = sorted([*examples, *found], key=lambda one: one.score if lowest else -one.score)[:EXAMPLES]
@@ -233,6 +236,7 @@ def evaluate(
         classifier.calibration_,
         abstained,
         {name: each[2] for name, each in others.items()},
+        {**MEASURED, **{score.name: score for score in more}},
     )
 
 
@@ -267,6 +271,7 @@ def joined(parts: Sequence[Prediction]) -> Prediction:
         torch.cat([part.probs for part in parts]),
         torch.cat(none) if none else None,
         torch.cat([part.expected_entropy for part in parts]),
+        scores={name: np.concatenate([part.scores[name] for part in parts]) for name in parts[0].scores},
     )
 
 

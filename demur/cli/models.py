@@ -187,6 +187,7 @@ def evaluate(
     inputs: Annotated[Path, typer.Argument(metavar="DATA", help="Labelled, as for fit, but not what was fitted to.")],
     ood: Annotated[list[Path] | None, typer.Option(help="Inputs that belong to no class; may be repeated.")] = None,
     report: Annotated[Path | None, typer.Option(help="Folder for index.html, its figures, and every number.")] = None,
+    score: Annotated[list[str] | None, typer.Option(help="Measure this too, as energy; may be repeated.")] = None,
     label: LabelColumn = None,
     overwrite: Overwrite = False,
     device: DeviceName = "auto",
@@ -206,7 +207,7 @@ def evaluate(
     inside = _open_for(classifier, inputs, labelled=True, label=label)
     outside = {name: _open_for(classifier, path) for name, path in named.items()}
     with counting(inputs.name) as count:
-        found = evaluation.evaluate(model.name, classifier, inside, outside, place, count)
+        found = evaluation.evaluate(model.name, classifier, inside, outside, place, count, score or ())
     make_console().print(sheet(found))
     if shortfall := evaluation.shortfall(found):
         print(f"demur: note: {shortfall}", file=sys.stderr)

@@ -26,7 +26,6 @@ from demur.report.figures import (
 from demur.report.gallery import Card, cards
 from demur.report.page import saved
 from demur.report.sheet import Sheet, Strong, Text, rendered, terminal
-from demur.scores import SCORES
 from demur.study.measuring import per_cent
 
 MOST_CLASSES = 15  # of which every confusion is shown; of more, the most frequent mistakes
@@ -292,7 +291,7 @@ def draw_roc(evaluation: Evaluation) -> Figure:
         axes = panels(figure, len(evaluation.ood), columns=min(2, len(evaluation.ood)))
         for axis, (name, prediction) in zip(axes, evaluation.ood.items(), strict=True):
             for score, inside, outside in evaluation.scored(prediction):
-                axis.plot(*acceptance(-inside, -outside), color=SCORES[score].colour, label=score)
+                axis.plot(*acceptance(-inside, -outside), color=evaluation.scores[score].colour, label=score)
             frame_of_roc(axis, name)
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, handlelength=1)
         figure.supxlabel("outliers accepted (%)")
