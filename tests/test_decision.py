@@ -8,7 +8,7 @@ import torch
 
 from demur.classifier.decision import (
     Decision,
-    calibrated,
+    calibrate_decision,
     class_probs,
     conformal_quantile,
     default_score,
@@ -40,7 +40,9 @@ def test_fresh_inliers_are_accepted_as_often_as_promised(coverage, count):
     accepted = []
     for _ in range(2000):
         none = torch.rand(count + 20, generator=generator)
-        accepted.append(calibrated(scored(none[:count]), "none_share", coverage).accepts(scored(none[count:])).mean())
+        accepted.append(
+            calibrate_decision(scored(none[:count]), "none_share", coverage).accepts(scored(none[count:])).mean()
+        )
     # without ties the probability is k / (n + 1), k = ceil((n + 1) coverage)
     exact = max(1, math.ceil(round((count + 1) * coverage, 9))) / (count + 1)
     assert np.mean(accepted) == pytest.approx(exact, abs=4 * np.std(accepted) / np.sqrt(len(accepted)))
@@ -60,20 +62,20 @@ def test_a_quantile_that_needs_more_than_there_are():
 def test_of_those_that_calibrate_the_stated_number_is_accepted(coverage, accepted):
     """The limit is one of their scores, and accepted itself."""
     inliers = scored(np.linspace(0.1, 0.4, 19))
-    assert calibrated(inliers, "none_share", coverage).accepts(inliers).sum() == accepted
+    assert calibrate_decision(inliers, "none_share", coverage).accepts(inliers).sum() == accepted
 
 
 def test_where_they_are_too_few_the_largest_score_is_the_limit():
     scores = np.linspace(0.1, 0.4, 18)
     with pytest.warns(UserWarning, match="needs 19 inliers"):
-        decision = calibrated(scored(np.random.default_rng(0).permutation(scores)), "none_share", 0.95)
+        decision = calibrate_decision(scored(np.random.default_rng(0).permutation(scores)), "none_share", 0.95)
     assert decision.accept == (pytest.approx(0.4),)
 
 
 def test_a_limit_at_the_turning_point_leaves_room_for_doubt():
-    decision = calibrated(scored([0.5] * 99), "none_share", 0.95)
+    decision = calibrate_decision(scored([0.5] * 99), "none_share", 0.95)
     assert decision.accept == (0.5,)
-    decision = calibrated(scored([0.1] * 94 + [0.5, 0.6, 0.7, 0.8, 0.9]), "none_share", 0.95)
+    decision = calibrate_decision(scored([0.1] * 94 + [0.5, 0.6, 0.7, 0.8, 0.9]), "none_share", 0.95)
     assert (decision.accept, decision.unknown) == ((0.5,), (pytest.approx(0.9),))
 
 
@@ -85,14 +87,14 @@ def test_too_few_to_calibrate_with_are_told():
     assert least_count(0.95) == 19
     some = predictions([0.1] * 18, [0.8] * 18)
     with pytest.warns(UserWarning, match="needs 19 inliers"):
-        assert calibrated(some, "none", 0.95).guaranteed == pytest.approx(18 / 19)
-    assert calibrated(predictions([0.1] * 19, [0.8] * 19), "none", 0.95).guaranteed == 0.95
+        assert calibrate_decision(some, "none", 0.95).guaranteed == pytest.approx(18 / 19)
+    assert calibrate_decision(predictions([0.1] * 19, [0.8] * 19), "none", 0.95).guaranteed == 0.95
 
 
 def test_what_is_abstained_on_is_unknown_where_none_is_more_probable_than_the_best_class():
     made = predictions([0.01, 0.3, 0.6, float("nan")], [0.9, 0.4, 0.3, 0.5])
     np.testing.assert_allclose(score_of(made, "none_share")[:3], [0.01 / 0.91, 0.3 / 0.7, 0.6 / 0.9], rtol=1e-6)
-    decision = calibrated(scored(np.linspace(0, 0.2, 99)), "none_share", 0.95)
+    decision = calibrate_decision(scored(np.linspace(0, 0.2, 99)), "none_share", 0.95)
     assert decision.unknown == (0.5,)
     assert decision.answers(made, CLASSES).tolist() == ["a", "unsure", "unknown", "unknown"]
 
@@ -112,7 +114,7 @@ def test_what_is_abstained_on_is_unknown_where_none_is_more_probable_than_the_be
 def test_answers_go_from_label_to_unsure_to_unknown_whatever_the_threshold(hardest, count):
     """An inlier may well be called "none" by the network: then that word alone does not make an input unknown."""
     inliers = scored(np.linspace(0, hardest, count))
-    decision = calibrated(inliers, "none_share", 0.95)
+    decision = calibrate_decision(inliers, "none_share", 0.95)
     answers = decision.answers(scored(np.linspace(0, 1, 2001)), CLASSES)
     order = {"a": 0, "unsure": 1, "unknown": 2}
     levels = np.array([order[answer] for answer in answers])
@@ -143,7 +145,7 @@ def test_every_class_keeps_its_promise_where_asked():
     for _ in range(300):
         held_out, (fresh, is_b) = inliers(200)[0], inliers(400)
         for by_class, found in ((False, pooled), (True, single)):
-            accepted = calibrated(held_out, "none_share", 0.9, by_class).accepts(fresh)
+            accepted = calibrate_decision(held_out, "none_share", 0.9, by_class).accepts(fresh)
             found.append((accepted[~is_b].mean(), accepted[is_b].mean()))
     assert np.mean(pooled, 0)[0] == 1
     assert np.mean(pooled, 0)[1] < 0.75
@@ -164,7 +166,7 @@ def test_classes_with_few_answers_keep_the_promise_together():
 
     for _ in range(300):
         held_out, (fresh, rare) = inliers(220)[0], inliers(400)
-        decision = calibrated(held_out, "none_share", 0.95, by_class=True)
+        decision = calibrate_decision(held_out, "none_share", 0.95, by_class=True)
         accepted = decision.accepts(fresh)
         found.append((accepted.mean(), accepted[rare].mean()))
         guaranteed.append(decision.guaranteed)
@@ -178,7 +180,7 @@ def test_few_answers_are_told():
     with pytest.warns(
         UserWarning, match=r"1 of 2 classes are answered for fewer than 9 .* coverage=0\.9 needs.* from 0 inl"
     ):
-        decision = calibrated(scored(np.linspace(0, 0.2, 50)), "none_share", 0.9, by_class=True)
+        decision = calibrate_decision(scored(np.linspace(0, 0.2, 50)), "none_share", 0.9, by_class=True)
     assert decision.accept[0] == decision.accept[1]
 
 

@@ -11,8 +11,8 @@ import torch
 import demur
 from demur.checkpoint import checkpointed
 from demur.classifier.augmentation import InTurn, Light, augmentation
-from demur.classifier.labels import balanced
-from demur.classifier.limits import Cost, seconds_in, watched
+from demur.classifier.labels import balance_rows
+from demur.classifier.limits import Cost, parse_duration, watch_recipe
 from demur.inference.base import networks_in
 from demur.likelihoods import plain
 from demur.networks import mlp
@@ -157,26 +157,26 @@ def test_a_classifiers_training_ends_in_time_and_is_told(clock):
     ("limit", "seconds"), [(None, None), (90, 90), ("90", 90), ("90s", 90), ("1.5m", 90), ("10 min", 600), ("2h", 7200)]
 )
 def test_limits_are_read(limit, seconds):
-    assert seconds_in(limit) == seconds
+    assert parse_duration(limit) == seconds
 
 
 @pytest.mark.parametrize("limit", ["soon", "-3", 0, True, "10 days", "1m30s", ""])
 def test_what_is_no_limit_is_refused(limit):
     with pytest.raises(ValueError, match="is no duration; give seconds, or such as '90s', '10m' or '2h'"):
-        seconds_in(limit)
+        parse_duration(limit)
 
 
 def test_patience_by_itself():
     train, validation = (Split(torch.zeros(count, 1, 4, 4), torch.zeros(count).long()) for count in (8, 50))
     images = TrainingData(train, validation)
-    assert watched(Recipe(epochs=80), "auto", images).patience == 20
-    assert watched(Recipe(epochs=80), "auto", DATA).patience is None  # a table
-    assert watched(Recipe(epochs=80), 7, DATA).patience == 7
-    assert watched(Recipe(epochs=80, lr=0.5), None, images) == WatchedRecipe(epochs=80, lr=0.5)
+    assert watch_recipe(Recipe(epochs=80), "auto", images).patience == 20
+    assert watch_recipe(Recipe(epochs=80), "auto", DATA).patience is None  # a table
+    assert watch_recipe(Recipe(epochs=80), 7, DATA).patience == 7
+    assert watch_recipe(Recipe(epochs=80, lr=0.5), None, images) == WatchedRecipe(epochs=80, lr=0.5)
     with pytest.raises(ValueError, match="patience 'long' is not known"):
-        watched(Recipe(), "long", DATA)
+        watch_recipe(Recipe(), "long", DATA)
     with pytest.raises(ValueError, match="patience 0 is no number of epochs"):
-        watched(Recipe(), 0, DATA)
+        watch_recipe(Recipe(), 0, DATA)
 
 
 def test_a_long_fit_is_announced(monkeypatch):
@@ -190,8 +190,8 @@ def test_the_cost_of_a_fit_counts_passes():
     cost, data = Cost(forward=1.0, step=10.0), TrainingData(clouds(60), clouds(20))
     assert cost.training(data, Recipe(epochs=3, batch_size=20), networks=5) == 5 * 3 * 3 * 10
     laplace = demur.Laplace(over="head", grid=(1.0, 10.0))
-    assert cost.afterwards(laplace, data, measured=7) == 7 + 2 * 60 + 20 * 2
-    assert cost.afterwards(demur.MAP(), data, measured=7) == 7
+    assert cost.after_training(laplace, data, num_predicted=7) == 7 + 2 * 60 + 20 * 2
+    assert cost.after_training(demur.MAP(), data, num_predicted=7) == 7
     assert networks_in(demur.Ensemble()) == 5
 
 
@@ -247,7 +247,7 @@ def test_own_augmentation_sees_in_and_outliers_alike():
 def test_balanced_classes_are_trained_with_alike_and_none_is_lost():
     codes = torch.tensor([0] * 90 + [1] * 30 + [2] * 4)
     rows = torch.arange(124)[torch.randperm(124)]
-    shown = balanced(rows, codes)
+    shown = balance_rows(rows, codes)
     assert codes[shown].bincount().tolist() == [90, 90, 40]  # the last ten times, which is the most
     assert set(shown.tolist()) == set(rows.tolist())
     assert sorted(shown[codes[shown] == 0].tolist()) == list(range(90))

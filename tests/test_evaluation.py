@@ -19,9 +19,9 @@ from sklearn.metrics import (
 )
 
 from demur.classifier import comparison
-from demur.classifier.comparison import ranked
+from demur.classifier.comparison import rank_models
 from demur.classifier.conformal import calibration_of
-from demur.classifier.decision import calibrated, class_probs, score_of
+from demur.classifier.decision import calibrate_decision, class_probs, score_of
 from demur.classifier.evaluation import Evaluation, Example, as_csv
 from demur.classifier.selective import aurc, aurc_with_outliers, risk_coverage
 from demur.metrics import Prediction
@@ -43,7 +43,7 @@ def evaluation(seed=0, model="a", noise=0.0):
     y = torch.from_numpy(np.array([rng.choice(3, p=each) for each in class_probs(inside)]))
     wrong = torch.from_numpy(rng.random(300) < noise)
     y = torch.where(wrong, (y + 1) % 3, y)
-    decision = calibrated(inliers, "none_share", 0.8)
+    decision = calibrate_decision(inliers, "none_share", 0.8)
     known = calibration_of(inliers, torch.from_numpy(class_probs(inliers).argmax(1)), decision)
     examples = [Example("7", {"a": 1.0, "b": None}, "unsure", "cat", 0.6, 0.4, "dog")]
     return Evaluation(model, CLASSES, decision, inside, y, {"far": outside}, known, examples, {"far": []})
@@ -125,7 +125,7 @@ def test_risk_and_coverage_in_small_cases():
 
 def test_models_are_ranked_and_the_order_has_an_interval():
     good, bad = evaluation(model="good"), evaluation(model="bad", noise=0.5)
-    places = ranked([bad, good])
+    places = rank_models([bad, good])
     assert [place.evaluation.model for place in places] == ["good", "bad"]
     score = score_of(good.inside, "none_share")
     assert places[0].risk == pytest.approx(
@@ -133,11 +133,11 @@ def test_models_are_ranked_and_the_order_has_an_interval():
     )
     low, high = places[1].more
     assert 0 < low < places[1].risk - places[0].risk < high
-    again = ranked([good, evaluation(model="same")])[1].more
+    again = rank_models([good, evaluation(model="same")])[1].more
     assert again == (0, 0)
     without = Evaluation("without", CLASSES, good.decision, good.inside, good.y, {})
     with pytest.raises(ValueError, match="not evaluated on the same inputs"):
-        ranked([good, without])
+        rank_models([good, without])
     lines = comparison.as_csv(places).splitlines()
     assert lines[0] == "model,set,score,metric,value"
     assert len(lines) == 1 + 2 * len(written(good))
@@ -155,7 +155,7 @@ def test_pages_hold_the_numbers_and_the_inputs(tmp_path):
     assert f"{100 * one.sets['coverage']:.1f}" in cells
     for term in ("FPR95 is the fraction", "AUROC is the probability", "AURC is the mean error rate", "(missing)"):
         assert term in page
-    write_comparison(ranked([one, evaluation(model="b", noise=0.3)]), "data.csv", tmp_path / "two")
+    write_comparison(rank_models([one, evaluation(model="b", noise=0.3)]), "data.csv", tmp_path / "two")
     page = (tmp_path / "two" / "index.html").read_text("utf-8")
     assert "2 models on data.csv" in page
     assert (tmp_path / "two" / "comparison.csv").exists()

@@ -35,7 +35,7 @@ def test_a_csv_is_its_numbers(tmp_path, delimiter, ending, mark):
     lines = [("a", "b", "label"), *((repr(a), repr(b), of) for (a, b), of in zip(ROWS.tolist(), "xyx", strict=True))]
     path = written(tmp_path, "rows.csv", mark + ending.join(map(delimiter.join, lines)))
     given = open_inputs(path, labelled=True)
-    read = given.gathered()
+    read = given.gather()
     assert (given.kind, given.columns, read.names, read.y) == ("tables", ("a", "b"), ["1", "2", "3"], ["x", "y", "x"])
     assert isinstance(read.x, pa.Table)
     np.testing.assert_array_equal(np.asarray(read.x), ROWS)
@@ -43,7 +43,7 @@ def test_a_csv_is_its_numbers(tmp_path, delimiter, ending, mark):
 
 def test_columns_are_found_by_name_and_others_are_left_alone(tmp_path):
     path = written(tmp_path, "rows.csv", "id,b,label,a\nfirst,2,x,1\nsecond,4,y,3\n")
-    read = open_inputs(path, columns=("a", "b")).gathered()
+    read = open_inputs(path, columns=("a", "b")).gather()
     np.testing.assert_array_equal(np.asarray(read.x), [[1, 2], [3, 4]])
     assert read.y is None
 
@@ -73,9 +73,9 @@ def test_texts_are_the_same_from_every_format(tmp_path):
     for path in paths:
         given = open_inputs(path)
         assert given.kind == "texts"
-        assert given.gathered().x == texts
+        assert given.gather().x == texts
     for path in paths[:2]:
-        assert set(open_inputs(path, labelled=True).gathered().y) == {"x"}
+        assert set(open_inputs(path, labelled=True).gather().y) == {"x"}
 
 
 def test_class_folders_are_images_and_labels(tmp_path):
@@ -86,12 +86,12 @@ def test_class_folders_are_images_and_labels(tmp_path):
     (tmp_path / "cat" / "notes.txt").write_text("not an image")
     (tmp_path / "cat" / "._1.png").write_text("not one either")
     given = open_inputs(tmp_path, labelled=True)
-    read = given.gathered()
+    read = given.gather()
     assert given.shape == (1, 9, 7)
     assert read.names == ["cat/1.png", "cat/2.bmp", "dog/4.pgm", "dog/deep/3.png"]
     assert read.y == ["cat", "cat", "dog", "dog"]
     np.testing.assert_array_equal(read.x[:, 0], pixels[[0, 1, 3, 2]])
-    one = open_inputs(tmp_path / "dog" / "4.pgm").gathered()
+    one = open_inputs(tmp_path / "dog" / "4.pgm").gather()
     assert one.names == ["4.pgm"]
     np.testing.assert_array_equal(one.x[0, 0], pixels[3])
 
@@ -102,13 +102,13 @@ def test_images_are_brought_to_the_most_frequent_size_and_to_common_colours(tmp_
         Image.fromarray(ramp[..., 0]).save(tmp_path / f"{name}.png")
     Image.fromarray(ramp[:20]).save(tmp_path / "c.png")
     given = open_inputs(tmp_path)
-    read = given.gathered().x
+    read = given.gather().x
     assert given.shape == (3, 40, 20)
     np.testing.assert_array_equal(read[0], np.repeat(ramp[None, ..., 0], 3, 0))  # grey in three channels
     # larger by Pillow and by torch, within rounding
     by_torch = fitted(torch.from_numpy(ramp[:20]).permute(2, 0, 1)[None], torch.Size((3, 40, 20)))
     assert np.abs(read[2].astype(int) - by_torch[0].numpy()).max() <= 1
-    assert open_inputs(tmp_path, size=(8, 6), channels=1).gathered().x.shape == (3, 1, 8, 6)
+    assert open_inputs(tmp_path, size=(8, 6), channels=1).gather().x.shape == (3, 1, 8, 6)
     Image.new("L", (1000, 500)).save(tmp_path / "only.png")
     assert open_inputs(tmp_path / "only.png").shape == (1, LARGEST // 2, LARGEST)
 
@@ -120,7 +120,7 @@ def test_a_image_that_lies_on_its_side_is_turned(tmp_path):
     Image.fromarray(np.rot90(upright)).save(tmp_path / "a.png", exif=exif)
     given = open_inputs(tmp_path)
     assert given.shape == (1, 6, 4)
-    np.testing.assert_array_equal(given.gathered().x[0, 0], upright)
+    np.testing.assert_array_equal(given.gather().x[0, 0], upright)
 
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW", "NHW"])
@@ -128,7 +128,7 @@ def test_an_npz_of_images(tmp_path, layout):
     pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 6, 1 if layout == "NHW" else 3), dtype=np.uint8)
     stored = {"NHWC": pixels, "NCHW": pixels.transpose(0, 3, 1, 2), "NHW": pixels[..., 0]}[layout]
     np.savez(tmp_path / "a.npz", x=stored, y=np.arange(5))
-    read = open_inputs(tmp_path / "a.npz", labelled=True).gathered()
+    read = open_inputs(tmp_path / "a.npz", labelled=True).gather()
     np.testing.assert_array_equal(read.x, pixels.transpose(0, 3, 1, 2))
     assert read.y == ["0", "1", "2", "3", "4"]
 
@@ -140,7 +140,7 @@ def test_outliers_are_a_path_a_data_set_or_a_name(tmp_path, data_root):
     np.testing.assert_array_equal(np.asarray(read_outliers(str(out), rows, [], lambda: store)), [[10, 20]])
     assert read_outliers("columns+box", rows, [], lambda: store) == "columns+box"
     texts = open_inputs(written(tmp_path, "in.txt", "one two three\nfour five\n"))
-    inliers = texts.gathered().x
+    inliers = texts.gather().x
     drawn = read_outliers("wikitext2", texts, inliers, lambda: store)
     assert {len(text.split()) for text in drawn} == {2, 3}  # as long as the inliers
     with pytest.raises(
@@ -185,7 +185,7 @@ PNG = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + b"IHDR" + struct.pack(">II"
 def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path, name, content, says):
     path = written(tmp_path, name, content)
     with pytest.raises(ValueError, match=re.escape(says)) as error:
-        open_inputs(path.parent if name == "a.png" and not content else path, labelled=name != "a.png").gathered()
+        open_inputs(path.parent if name == "a.png" and not content else path, labelled=name != "a.png").gather()
     assert str(tmp_path) in str(error.value)
 
 
@@ -195,7 +195,7 @@ def test_names_that_are_numbers_are_known_from_the_model(tmp_path):
         open_inputs(path)
     with pytest.raises(ValueError, match="has no names of columns"):
         open_inputs(path, columns=["1", "2"])
-    assert np.asarray(open_inputs(path, columns=["1", "0"]).gathered().x).tolist() == [[5, 4]]
+    assert np.asarray(open_inputs(path, columns=["1", "0"]).gather().x).tolist() == [[5, 4]]
 
 
 def test_folders_without_classes_are_refused(tmp_path):
@@ -227,7 +227,7 @@ def test_links_to_folders_and_files_are_followed(tmp_path):
     (path / "a" / "1.png").symlink_to(elsewhere / "d" / "0.png")
     (path / ".hidden").mkdir()
     Image.new("L", (8, 8), 9).save(path / ".hidden" / "0.png")
-    read = open_inputs(path, labelled=True).gathered()
+    read = open_inputs(path, labelled=True).gather()
     assert list(zip(read.names, read.y, strict=True)) == [
         ("a/0.png", "a"),
         ("a/1.png", "a"),
@@ -316,7 +316,7 @@ def test_what_is_transparent_shows_white(tmp_path, mode, channels):
     elif mode == "LA":
         image = image.convert("LA")
     image.save(tmp_path / "x.png")
-    read = open_inputs(tmp_path / "x.png", channels=channels).gathered().x
+    read = open_inputs(tmp_path / "x.png", channels=channels).gather().x
     half = round(40 * 128 / 255 + 255 * 127 / 255)
     expected = np.broadcast_to([40, 40, 255, half], (1, channels, 4, 4))
     np.testing.assert_allclose(read, expected, atol=2)
@@ -324,7 +324,7 @@ def test_what_is_transparent_shows_white(tmp_path, mode, channels):
 
 def test_a_tsv_of_one_column_may_have_commas(tmp_path):
     path = written(tmp_path, "x.tsv", "text\nred, green, blue\none; two\n")
-    assert open_inputs(path).gathered().x == ["red, green, blue", "one; two"]
+    assert open_inputs(path).gather().x == ["red, green, blue", "one; two"]
     columns = written(tmp_path, "y.TSV", "a,b\tlabel\n1\tx\n")
     assert open_inputs(columns, labelled=True).columns == ("a,b",)
 
@@ -360,10 +360,10 @@ def test_a_csv_is_read_by_threads_that_need_no_python(tmp_path, monkeypatch):
     given, open_csv = [], pa.csv.open_csv
     monkeypatch.setattr(pa.csv, "open_csv", lambda file, *args: (given.append(file), open_csv(file, *args))[1])
     path = written(tmp_path, "x.csv", "a,b\n1,2\n")
-    open_inputs(path).gathered()
+    open_inputs(path).gather()
     with path.open("rb") as file:
         monkeypatch.setattr("sys.stdin", file)
-        np.testing.assert_array_equal(np.asarray(open_inputs(Path("-")).gathered().x), [[1, 2]])
+        np.testing.assert_array_equal(np.asarray(open_inputs(Path("-")).gather().x), [[1, 2]])
     assert [type(file) for file in given] == [pa.OSFile, pa.BufferReader]
 
 

@@ -126,10 +126,10 @@ def test_a_second_label_is_no_feature_without_a_word(tmp_path: Path):
         assert open_inputs(tmp_path / "two.csv", labelled=True).columns == ("a", "y")
     assert open_inputs(tmp_path / "two.csv", labelled=True, label="y").columns == ("a", "label")
     # whoever was fitted to `y` has said so
-    known = open_inputs(tmp_path / "two.csv", labelled=True, columns=("a", "y")).gathered()
+    known = open_inputs(tmp_path / "two.csv", labelled=True, columns=("a", "y")).gather()
     assert known.y == [str(k % 2) for k in range(20)]
     (tmp_path / "texts.csv").write_text("text,label,y\nred,a,1\n", "utf-8")
-    assert open_inputs(tmp_path / "texts.csv", labelled=True).gathered().y == ["a"]
+    assert open_inputs(tmp_path / "texts.csv", labelled=True).gather().y == ["a"]
 
 
 # what is learned -----------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def test_rows_of_a_csv_read_back_to_the_last_bit(data: st.DataObject, delimiter:
         write_csv(path, [[*columns, "label"], *rows], delimiter)
         found = open_inputs(path, labelled=True)
         assert found.columns == tuple(columns)
-        read = found.gathered()
+        read = found.gather()
     assert np.asarray(read.x).tolist() == [list(row[:-1]) for row in rows]
     assert read.y == [row[-1] for row in rows]
 
@@ -70,7 +70,7 @@ def test_rows_of_a_csv_read_back_to_the_last_bit(data: st.DataObject, delimiter:
 def test_texts_of_a_csv_read_back(rows: list[tuple[str, str]]):
     with new_file("texts.csv") as path:
         write_csv(path, [["text", "label"], *map(list, rows)])
-        read = open_inputs(path, labelled=True).gathered()
+        read = open_inputs(path, labelled=True).gather()
     assert list(zip(read.x, read.y or (), strict=True)) == rows
 
 
@@ -80,7 +80,7 @@ def test_texts_of_a_jsonl_read_back(rows: list[tuple[str, str | int]]):
     with new_file("texts.jsonl") as path:
         lines = [json.dumps({"text": text, "label": label}, ensure_ascii=len(text) % 2 == 0) for text, label in rows]
         path.write_text("\n".join(lines), "utf-8", newline="\n")
-        read = open_inputs(path, labelled=True).gathered()
+        read = open_inputs(path, labelled=True).gather()
     assert list(zip(read.x, read.y or (), strict=True)) == [(text, str(label)) for text, label in rows]
 
 
@@ -91,7 +91,7 @@ def test_lines_of_a_txt_read_back(lines: list[str]):
     assume(kept and not lines[0].startswith("\ufeff"))
     with new_file("texts.txt") as path:
         path.write_text("\n".join(lines), "utf-8", newline="\n")
-        read = open_inputs(path).gathered()
+        read = open_inputs(path).gather()
     assert dict(zip(read.names, read.x, strict=True)) == kept
 
 
@@ -105,7 +105,7 @@ def test_arrays_of_an_npz_read_back(data: st.DataObject):
     y = data.draw(arrays.arrays(np.int64, count) | arrays.arrays("U8", count, elements=labels))
     with new_file("inputs.npz") as path:
         np.savez(path, x=x, y=y)
-        read = open_inputs(path, labelled=True).gathered()
+        read = open_inputs(path, labelled=True).gather()
     assert np.array_equal(np.asarray(read.x).reshape(x.shape), x)
     assert read.y == [str(label) for label in y.tolist()]
 
@@ -124,7 +124,7 @@ def test_a_folder_of_images_reads_back(classes: dict[str, list[np.ndarray]]):
             (path / name).mkdir(parents=True)
             for number, image in enumerate(images):
                 Image.fromarray(image).save(path / name / f"{number}.png")
-        read = open_inputs(path, labelled=True).gathered()
+        read = open_inputs(path, labelled=True).gather()
     found = dict(zip(read.names, zip(np.asarray(read.x)[:, 0].tolist(), read.y or (), strict=True), strict=True))
     assert found == {
         f"{name}/{number}.png": (image.tolist(), name)
@@ -160,7 +160,7 @@ def test_a_damaged_file_is_refused_or_says_what_another_reader_reads_in_it(name:
         with new_file(name) as path:
             path.write_bytes(mutated)
             try:
-                read = open_inputs(path, labelled=labelled).gathered()
+                read = open_inputs(path, labelled=labelled).gather()
             except ValueError:
                 refused += 1
                 return
@@ -253,4 +253,4 @@ def test_a_quote_that_is_not_closed_hides_no_rows():
     with new_file("rows.csv") as path:
         path.write_text('c0,c1,label\n1,2,"a\n3,4,b\n5,6,"a\n', "utf-8")
         with pytest.raises(ValueError, match="label of several lines in row 1; is a quote not closed"):
-            open_inputs(path, labelled=True).gathered()
+            open_inputs(path, labelled=True).gather()

@@ -298,12 +298,12 @@ def test_names_of_models():
 def test_kept_samples_answer_bit_for_bit_as_before(models, name, budget):
     model = demur.Classifier.load(models[name], device="cpu")
     x = model.inputs({"table": table(8)[0], "image": images(8)[0], "text": ["wave salt", "oven"]}[name])
-    plain = model.predicted(x)
+    plain = model.predict_tensor(x)
     model.posterior_ = keep_samples(model.posterior_, budget)
     assert kept_bytes(model.posterior_) <= budget
     assert budget < 2**30 or kept_bytes(model.posterior_) > 0
     with ThreadPoolExecutor(4) as pool:
-        for made in pool.map(lambda _: model.predicted(x), range(8)):
+        for made in pool.map(lambda _: model.predict_tensor(x), range(8)):
             assert torch.equal(made.probs, plain.probs)
             assert torch.equal(made.none, plain.none)
             assert torch.equal(made.expected_entropy, plain.expected_entropy)

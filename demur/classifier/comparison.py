@@ -29,14 +29,14 @@ class Place:
     more: tuple[float, float] | None
 
 
-def ranked(evaluations: Sequence[Evaluation], seed: int = 0) -> list[Place]:
+def rank_models(evaluations: Sequence[Evaluation], seed: int = 0) -> list[Place]:
     """Best first."""
     counts = {(len(one.y), *map(len, one.ood.values())) for one in evaluations}
     if len(counts) > 1:
         raise ValueError("the models were not evaluated on the same inputs; give all of them the same data")
     first, *others = sorted(evaluations, key=lambda one: one.mean_risk)
     rng = np.random.default_rng(seed)
-    resampled = np.array([_resampled([first, *others], rng) for _ in range(RESAMPLES if others else 0)])
+    resampled = np.array([_resample([first, *others], rng) for _ in range(RESAMPLES if others else 0)])
     places = [Place(first, first.mean_risk, None)]
     for number, one in enumerate(others, 1):
         low, high = np.quantile(resampled[:, number] - resampled[:, 0], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
@@ -44,7 +44,7 @@ def ranked(evaluations: Sequence[Evaluation], seed: int = 0) -> list[Place]:
     return places
 
 
-def _resampled(evaluations: Sequence[Evaluation], rng: np.random.Generator) -> list[float]:
+def _resample(evaluations: Sequence[Evaluation], rng: np.random.Generator) -> list[float]:
     rows = rng.integers(len(evaluations[0].y), size=len(evaluations[0].y))
     outside = {name: rng.integers(len(of), size=len(of)) for name, of in evaluations[0].ood.items()}
     return [_risk(one, rows, outside) for one in evaluations]

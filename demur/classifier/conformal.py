@@ -98,7 +98,7 @@ def calibration_from_json(saved: Mapping[str, Any], decision: Decision, num_clas
     return calibration
 
 
-def measured_sets(calibration: Calibration, classes: NDArray[Any], prediction: Prediction, y: Tensor) -> dict[str, Any]:
+def measure_sets(calibration: Calibration, classes: NDArray[Any], prediction: Prediction, y: Tensor) -> dict[str, Any]:
     """How often sets hold the label of inliers that did not calibrate them, and how many labels they have."""
     sets, labels = calibration.label_sets(prediction, LEVEL), y.numpy(force=True)
     holds = sets[np.arange(len(labels)), labels]

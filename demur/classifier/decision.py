@@ -128,10 +128,10 @@ class Decision:
         return every[class_probs(prediction).argmax(1)] if len(every) > 1 else every
 
 
-def calibrated(prediction: Prediction, score: str, coverage: float, by_class: bool = False) -> Decision:
+def calibrate_decision(prediction: Prediction, score: str, coverage: float, by_class: bool = False) -> Decision:
     """From the predictions of held-out inliers."""
     scores, num_classes = score_of(prediction, score), prediction.probs.shape[1]
-    if ceiled((len(scores) + 1) * coverage) > len(scores):
+    if ceil_exact((len(scores) + 1) * coverage) > len(scores):
         warnings.warn(
             f"coverage={coverage} needs {least_count(coverage)} inliers to calibrate with, and there are "
             f"{len(scores)}: only {len(scores) / (len(scores) + 1):.2f} is guaranteed; "
@@ -181,15 +181,15 @@ def _limits_of(scores: Array, coverage: float, score: str, num_classes: int) -> 
 
 def conformal_quantile(scores: Array, level: float) -> float | None:
     """Of sorted scores: a fresh one lies at or below with probability `level` at least. None if they are too few."""
-    place = max(1, ceiled((len(scores) + 1) * level))
+    place = max(1, ceil_exact((len(scores) + 1) * level))
     return float(scores[place - 1]) if place <= len(scores) else None
 
 
 def least_count(coverage: float) -> int:
     """How many inliers the guarantee needs."""
-    return ceiled(coverage / (1 - coverage))
+    return ceil_exact(coverage / (1 - coverage))
 
 
-def ceiled(value: float) -> int:
+def ceil_exact(value: float) -> int:
     """Rounded up, but not for the sake of a rounding error: (19 + 1) 0.95 is 19."""
     return math.ceil(round(value, 9))

@@ -18,21 +18,21 @@ from torch import Tensor, nn
 
 from demur.classifier import keeping, kinds
 from demur.classifier.augmentation import augmentation
-from demur.classifier.backbones import Backbone, chosen, quicker
-from demur.classifier.builders import logits_of, wrapped
-from demur.classifier.conformal import Calibration, benjamini_hochberg, calibration_of, measured_sets
-from demur.classifier.decision import calibrated, class_probs, default_score, post_hoc, score_of
+from demur.classifier.backbones import Backbone, resolve_backbone, suggest_backbone
+from demur.classifier.builders import logits_of, wrap_logits
+from demur.classifier.conformal import Calibration, benjamini_hochberg, calibration_of, measure_sets
+from demur.classifier.decision import calibrate_decision, class_probs, default_score, post_hoc, score_of
 from demur.classifier.features import Encoder, as_features
 from demur.classifier.fitting import (
-    divided,
-    fitting_inference,
-    held_out_outliers,
-    measured,
-    tuned_prior,
+    describe_prior,
+    measure_held_out,
+    resolve_inference,
+    split_outliers,
+    split_rows,
     warn_if_sharpness_tells,
 )
-from demur.classifier.labels import balanced, learned
-from demur.classifier.limits import curve_to_json, fitted, seconds_in, watched
+from demur.classifier.labels import balance_rows, encode_labels
+from demur.classifier.limits import curve_to_json, fit_within_limit, parse_duration, watch_recipe
 from demur.classifier.parameters import check_parameters, device_of
 from demur.inference import Laplace
 from demur.methods import Method, parse_method
@@ -160,57 +160,61 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
     def _fit(self, X: Any, y: Any, outliers: Any) -> None:
         started = perf_counter()
         check_parameters(self.get_params(deep=False))
-        limit = seconds_in(self.time_limit)
+        limit = parse_duration(self.time_limit)
         method = parse_method(self.method) if isinstance(self.method, str) else self.method
         kind = kinds.kind_of(X) if self.kind == "auto" else self.kind
         choose(kinds.KINDS, kind, "kind of data")
-        self.backbone_ = None if self.backbone is None else chosen(self.backbone, kind, self.tune)
-        gathered = self._gathered(X, kind)
-        self.classes_, indices = learned(y, len(gathered))
+        self.backbone_ = None if self.backbone is None else resolve_backbone(self.backbone, kind, self.tune)
+        inputs = self._validate(X, kind)
+        self.classes_, indices = encode_labels(y, len(inputs))
         codes = torch.from_numpy(indices)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        mixed = isinstance(gathered, pd.DataFrame)
-        train, tuning, calibration = divided(codes, self.validation, self.coverage, seed, self.by_class, steady=mixed)
+        mixed = isinstance(inputs, pd.DataFrame)
+        train, tuning, calibration = split_rows(
+            codes, self.validation, self.coverage, seed, self.by_class, steady=mixed
+        )
         self.held_out_ = torch.cat([tuning, calibration]).numpy()
         self.preprocessing_ = (
-            self.backbone_.inputs if self.backbone_ else kinds.learned_from(_rows(gathered, train), kind)
+            self.backbone_.inputs if self.backbone_ else kinds.learn_preprocessing(take_rows(inputs, train), kind)
         )
         self.likelihood_ = method.likelihood(len(self.classes_))
 
         def split(rows: Tensor) -> Split:
-            return Split(self.preprocessing_.read(_rows(gathered, rows)), codes[rows])
+            return Split(self.preprocessing_.read(take_rows(inputs, rows)), codes[rows])
 
-        shown = balanced(train, codes) if self.balance else train
-        inside, tuned, calibrating = split(shown), split(tuning), split(calibration)
+        resampled = balance_rows(train, codes) if self.balance else train
+        inside, tuned, calibrating = split(resampled), split(tuning), split(calibration)
         name, source, unseen = self._outliers(outliers, inside.x, tuned.x, seed)
         self.encoder_: Encoder | None = None
         if self.backbone_ and self.tune == "head":
             self.encoder_, (inside, tuned, calibrating), source, unseen = as_features(
                 self.backbone_.trunk, (inside, tuned, calibrating), source, unseen, device_of(self.device), self.cache
             )
-        varied = augmentation(self.augment, kind, inside.x.shape, frozen=self.encoder_ is not None)
-        data = TrainingData(inside, tuned, source, varied)
+        augment = augmentation(self.augment, kind, inside.x.shape, frozen=self.encoder_ is not None)
+        data = TrainingData(inside, tuned, source, augment)
         self.network_, self.wraps_logits_ = self._network(inside.x[:2])
-        recipe = watched(self._recipe(len(train), seed), self.patience, data)
-        inference = fitting_inference(
+        recipe = watch_recipe(self._recipe(len(train), seed), self.patience, data)
+        inference = resolve_inference(
             method,
             self.network_,
             self.likelihood_.num_outputs,
             by_name=isinstance(self.method, str),
             pretrained=self.backbone_ is not None and self.tune != "head",
         )
-        self.posterior_, curves = fitted(
+        self.posterior_, curves = fit_within_limit(
             inference,
             self.network_,
             self.likelihood_,
             data.to(device_of(self.device)),
             recipe,
-            left=None if limit is None else limit - (perf_counter() - started),
-            measured=len(tuning) + len(calibration) + (0 if unseen is None else len(unseen)),
-            quicker=quicker(kind) if self.backbone_ is None else "tune='head', " * (self.tune != "head"),
+            seconds_left=None if limit is None else limit - (perf_counter() - started),
+            num_predicted=len(tuning) + len(calibration) + (0 if unseen is None else len(unseen)),
+            hint=suggest_backbone(kind) if self.backbone_ is None else "tune='head', " * (self.tune != "head"),
         )
-        to_calibrate = self._averaged(calibrating.x)
-        self.decision_ = calibrated(to_calibrate, default_score(self.likelihood_), float(self.coverage), self.by_class)
+        to_calibrate = self._average(calibrating.x)
+        self.decision_ = calibrate_decision(
+            to_calibrate, default_score(self.likelihood_), float(self.coverage), self.by_class
+        )
         self.calibration_: Calibration | None = calibration_of(to_calibrate, calibrating.y, self.decision_)
         self.report_: dict[str, Any] = {
             "method": method.name,
@@ -218,15 +222,15 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
             "trained": len(train),
             "tuned": len(tuning),
             "calibrated": len(calibration),
-            **measured(
+            **measure_held_out(
                 self.decision_,
                 self.classes_,
-                (self._averaged(tuned.x), tuned.y),
+                (self._average(tuned.x), tuned.y),
                 (to_calibrate, calibrating.y),
-                None if unseen is None else self._averaged(unseen),
+                None if unseen is None else self._average(unseen),
             ),
-            "prediction_sets": measured_sets(self.calibration_, self.classes_, self._averaged(tuned.x), tuned.y),
-            **tuned_prior(self.posterior_),
+            "prediction_sets": measure_sets(self.calibration_, self.classes_, self._average(tuned.x), tuned.y),
+            **describe_prior(self.posterior_),
             **({"laplace_over": inference.over} if isinstance(inference, Laplace) else {}),
             "outliers": name,
             "epochs": recipe.epochs,
@@ -234,8 +238,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
             "seconds": perf_counter() - started,
         }
 
-    def _gathered(self, X: Any, kind: str, what: str = "X", fitting: bool = True) -> Any:
-        """X as something that rows can be taken from; for tables this is where scikit-learn's own checks are made."""
+    def _validate(self, X: Any, kind: str, what: str = "X", fitting: bool = True) -> Any:
+        """Check X and return it as something to take rows from; tables pass scikit-learn's own checks."""
         if kind == "texts":
             return kinds.strings(X, what)
         if kind == "images":
@@ -247,7 +251,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
     def _outliers(
         self, outliers: Any, inliers: Tensor, held_out: Tensor, seed: int
     ) -> tuple[str, OutlierSource | None, Tensor | None]:
-        """What is shown, its name, and some of the same sort that are not: to see how many are abstained on."""
+        """Training outliers by name and source, and held-out ones of the same sort to measure abstention on."""
         synthetic = parse(self.synthetic) if isinstance(self.synthetic, str) else self.synthetic
         if self.likelihood_.outside is None:
             if outliers is not None or synthetic is not None:
@@ -275,31 +279,31 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
                     "as fit(X, y, outliers=texts)",
                     stacklevel=4,
                 )
-            others = build(shown, kind, held_out, groups=groups).epoch(generator_for("unseen outliers", seed))
-            return str(shown), source, others
-        every = self.inputs(outliers, "outliers")
-        trained, unseen = held_out_outliers(every, self.validation, seed)
+            held_out_source = build(shown, kind, held_out, groups=groups)
+            return str(shown), source, held_out_source.epoch(generator_for("unseen outliers", seed))
+        given = self.inputs(outliers, "outliers")
+        trained, unseen = split_outliers(given, self.validation, seed)
         shown = mix(given_ones(), *(leaves(synthetic) if synthetic else ()), *unseen_too)
         if kind == "images" and not any(isinstance(leaf, SpectrumMatched) for leaf in leaves(shown)):
             warn_if_sharpness_tells(inliers, trained)
-        return f"{len(every)} {shown}", build(shown, kind, inliers, given=trained, groups=groups), unseen
+        return f"{len(given)} {shown}", build(shown, kind, inliers, given=trained, groups=groups), unseen
 
     def _network(self, x: Tensor) -> tuple[Network, bool]:
-        """The function that makes the network, and whether what it makes returns objects with `.logits`."""
+        """The function that builds the network, and whether its networks return objects with `.logits`."""
         if self.backbone_ is not None and not callable(self.network):
             return self.backbone_.network(self.tune, self.network), False
         if self.network is None or isinstance(self.network, str):
             return self.preprocessing_.network(self.network), False
         with torch.random.fork_rng(devices=[]):
             _, wraps = logits_of(self.network(self.likelihood_.num_outputs), x)
-        return (wrapped(self.network) if wraps else self.network), wraps
+        return (wrap_logits(self.network) if wraps else self.network), wraps
 
     def _recipe(self, count: int, seed: int) -> Recipe:
-        asked = {name: getattr(self, name) for name in ("epochs", "batch_size", "lr")}
-        given = {name: value for name, value in asked.items() if value is not None}
-        plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
-        usual = self.backbone_.recipe(self.tune, count) if self.backbone_ else self.preprocessing_.recipe(count)
-        return replace(usual, seed=seed, **plain)
+        default = self.backbone_.recipe(self.tune, count) if self.backbone_ else self.preprocessing_.recipe(count)
+        given = {name: getattr(self, name) for name in ("epochs", "batch_size", "lr")}
+        settings = {name: value for name, value in given.items() if value is not None}
+        numbers = {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
+        return replace(default, seed=seed, **numbers)
 
     # answering -----------------------------------------------------------------------------------------------------
 
@@ -355,19 +359,19 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
 
     def inputs(self, X: Any, what: str = "X") -> Tensor:
         """X as the network takes it, (N, ...); refused where it is not like what was fitted to."""
-        return self.preprocessing_.read(self._gathered(X, self.preprocessing_.kind, what, fitting=False), what)
+        return self.preprocessing_.read(self._validate(X, self.preprocessing_.kind, what, fitting=False), what)
 
     def prediction(self, X: Any, scores: Sequence[Score] = ()) -> Prediction:
         """What all answers follow from, for `demur.metrics`: probabilities of the classes and of none; with the values
         of `scores`, such as need logits or features."""
         check_is_fitted(self)
-        return self.predicted(self.inputs(X), scores)
+        return self.predict_tensor(self.inputs(X), scores)
 
-    def predicted(self, x: Tensor, scores: Sequence[Score] = ()) -> Prediction:
-        """Of what `inputs` gave; any number of threads can ask."""
-        return self._averaged(x if self.encoder_ is None else self.encoder_(x, device_of(self.device)), scores)
+    def predict_tensor(self, x: Tensor, scores: Sequence[Score] = ()) -> Prediction:
+        """The prediction of a tensor that `inputs` returned; safe to call from any number of threads."""
+        return self._average(x if self.encoder_ is None else self.encoder_(x, device_of(self.device)), scores)
 
-    def _averaged(self, x: Tensor, scores: Sequence[Score] = ()) -> Prediction:
+    def _average(self, x: Tensor, scores: Sequence[Score] = ()) -> Prediction:
         return predict_scored(self.posterior_, self.likelihood_, x.to(device_of(self.device)), scores, {})
 
     # the model file ------------------------------------------------------------------------------------------------
@@ -390,7 +394,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         return keeping.load(cls, path, network, backbone, device)
 
 
-def _rows(gathered: Any, rows: Tensor) -> Any:
-    if isinstance(gathered, pd.DataFrame):
-        return gathered.iloc[rows.numpy()]
-    return [gathered[row] for row in rows.tolist()] if isinstance(gathered, list) else gathered[rows.numpy()]
+def take_rows(inputs: Any, rows: Tensor) -> Any:
+    if isinstance(inputs, pd.DataFrame):
+        return inputs.iloc[rows.numpy()]
+    return [inputs[row] for row in rows.tolist()] if isinstance(inputs, list) else inputs[rows.numpy()]

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from demur.classifier.conformal import Calibration, measured_sets
+from demur.classifier.conformal import Calibration, measure_sets
 from demur.classifier.decision import UNKNOWN, UNSURE, Decision, class_probs, post_hoc, score_of
 from demur.classifier.estimator import Classifier
-from demur.classifier.readers import Batch, Inputs, X, listed
+from demur.classifier.readers import Batch, Inputs, X, join_names
 from demur.classifier.selective import aurc, aurc_with_outliers
 from demur.metrics import METRICS, Array, Prediction, Separation, confidence, right
 from demur.scores import MEASURED, Score
@@ -162,7 +162,7 @@ class Evaluation:
         """How often prediction sets hold the label, overall and by class, and how many labels they have."""
         if self.calibration is None:
             return {}
-        found = measured_sets(self.calibration, np.array(self.classes), self.inside, self.y)
+        found = measure_sets(self.calibration, np.array(self.classes), self.inside, self.y)
         by_class = {f"coverage {name}": value for name, value in found["coverage_by_class"].items()}
         return {"coverage": found["coverage"], "labels": found["labels"], **by_class}
 
@@ -213,7 +213,7 @@ def evaluate(
             found = examples_of(classifier, parts[-1], batch, lowest)
             examples = sorted([*examples, *found], key=lambda one: one.score if lowest else -one.score)[:EXAMPLES]
             count(len(batch.names))
-        return joined(parts), labels, examples
+        return concatenate(parts), labels, examples
 
     classes = tuple(map(str, classifier.classes_))
     prediction, labels, abstained = predicted(inside, lowest=False)
@@ -221,7 +221,7 @@ def evaluate(
     stranger = next((label for label in labels if label not in number), None)
     if stranger is not None:
         raise ValueError(
-            f"label {stranger!r} is none of the model's classes ({listed(classes)}); "
+            f"label {stranger!r} is none of the model's classes ({join_names(classes)}); "
             "give inputs of other classes apart, with --ood"
         )
     y = torch.tensor([number[label] for label in labels])
@@ -249,11 +249,11 @@ def examples_of(classifier: Classifier, prediction: Prediction, batch: Batch, ac
         label, truth = str(classifier.classes_[probs[row].argmax()]), batch.y[row] if batch.y else None
         chance = float(probs[row].max())
         yield Example(
-            batch.names[row], one_of(batch.x, row), str(answers[row]), label, chance, float(score[row]), truth
+            batch.names[row], take_row(batch.x, row), str(answers[row]), label, chance, float(score[row]), truth
         )
 
 
-def one_of(x: X, row: int) -> Any:
+def take_row(x: X, row: int) -> Any:
     if isinstance(x, pa.Table):
         return {name: x[name][row].as_py() for name in x.column_names}
     if isinstance(x, np.ndarray) and x.ndim == 2:
@@ -265,7 +265,7 @@ def mean_or_nan(values: NDArray[np.bool_]) -> float:
     return float(values.mean()) if len(values) else float("nan")
 
 
-def joined(parts: Sequence[Prediction]) -> Prediction:
+def concatenate(parts: Sequence[Prediction]) -> Prediction:
     none = [part.none for part in parts if part.none is not None]
     return Prediction(
         torch.cat([part.probs for part in parts]),

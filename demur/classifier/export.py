@@ -31,9 +31,9 @@ from torch import Tensor, nn
 
 from demur.classifier import Classifier
 from demur.classifier.decision import UNKNOWN, UNSURE, class_probs, score_of
+from demur.classifier.extras import import_extra
 from demur.classifier.features import Encoder
 from demur.classifier.kinds import Images, MixedTables, Preprocessing, Tables, Texts
-from demur.classifier.needing import needed
 from demur.classifier.tables import FARTHEST, Category, Column, features
 from demur.classifier.tokens import Tokens
 from demur.classifier.trunks import TextTrunk
@@ -53,7 +53,7 @@ LARGEST = 2**31 - 2**24  # bytes of weights; an ONNX file is a protocol buffer, 
 
 def export_onnx(classifier: Classifier, path: Path) -> str:
     """Write the graph, whole or not at all, and say how well it agrees with demur on random inputs."""
-    onnx, runtime = needed("onnx", "onnx"), needed("onnxruntime", "onnx")
+    onnx, runtime = import_extra("onnx", "onnx"), import_extra("onnxruntime", "onnx")
     graph = Graph(classifier).eval()
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     dynamic = {name: {0: "batch"} for name in ("input", *OUTPUTS[:2], CODE)}
@@ -130,7 +130,7 @@ class Reading(nn.Module):
 
     def __init__(self, preprocessing: Preprocessing, encoder: Encoder | None = None) -> None:
         super().__init__()
-        self.trunk = None if encoder is None else frozen(encoder.trunk)
+        self.trunk = None if encoder is None else freeze(encoder.trunk)
         self.scaling = None if encoder is None else encoder.scaling
         self.table = preprocessing if isinstance(preprocessing, Tables) else None
         self.columns = preprocessing.columns if isinstance(preprocessing, MixedTables) else ()
@@ -164,7 +164,7 @@ class Average(nn.Module):
         self.weights = [share / component.num_samples for share, component in components]
         self.trunks = nn.ModuleList(trunk(component) for _, component in components)
         self.samples = nn.ModuleList(
-            nn.ModuleList(sampled(component, sample) for sample in range(component.num_samples))
+            nn.ModuleList(sample_network(component, sample) for sample in range(component.num_samples))
             for _, component in components
         )
 
@@ -178,15 +178,15 @@ class Average(nn.Module):
 
 
 def trunk(component: Point | Gaussian) -> nn.Module:
-    return frozen(component.network.get_submodule("features")) if component.over_head else nn.Identity()
+    return freeze(component.network.get_submodule("features")) if component.over_head else nn.Identity()
 
 
-def sampled(component: Point | Gaussian, sample: int) -> nn.Module:
+def sample_network(component: Point | Gaussian, sample: int) -> nn.Module:
     """The sample-th network, or its head where the samples share their trunk."""
-    return frozen(component.network_at(sample) if isinstance(component, Gaussian) else component.network)
+    return freeze(component.network_at(sample) if isinstance(component, Gaussian) else component.network)
 
 
-def frozen(network: nn.Module) -> nn.Module:
+def freeze(network: nn.Module) -> nn.Module:
     """A copy that a graph can be made of."""
     copied = deepcopy(network).requires_grad_(False)
     for module in copied.modules():

@@ -28,7 +28,7 @@ _counting: ContextVar[Callable[[int, int], None] | None] = ContextVar("counting"
 
 
 @contextmanager
-def counted(observer: Callable[[int, int], None]) -> Iterator[None]:
+def observe_features(observer: Callable[[int, int], None]) -> Iterator[None]:
     """Have `observer` told how many inputs of how many have their features, whenever some are computed in the block."""
     token = _counting.set(observer)
     try:
@@ -63,25 +63,25 @@ class Encoder:
     scaling: Scaling
 
     def __call__(self, x: Tensor, device: torch.device, cache: Path | None = None) -> Tensor:
-        return self.scaling(computed(self.trunk, x, device, cache))
+        return self.scaling(compute_features(self.trunk, x, device, cache))
 
 
-def computed(trunk: nn.Module, x: Tensor, device: torch.device, cache: Path | None = None) -> Tensor:
+def compute_features(trunk: nn.Module, x: Tensor, device: torch.device, cache: Path | None = None) -> Tensor:
     """Features (N, width), on the CPU, of inputs as the trunk takes them; those in the folder `cache` are read.
 
     There they lie under a hash of the input and of the trunk's weights, so that one that is found is right. They are
     written as they come: whoever is stopped goes on.
     """
     if cache is None:
-        return _computed(trunk, x, device, 0, len(x))
+        return _compute(trunk, x, device, 0, len(x))
     own = bytes.fromhex(digest((repr(trunk), state_of(trunk))))
     keys = [hashlib.sha256(own + row.contiguous().numpy().tobytes()).digest() for row in x.cpu()]
-    with _opened(cache) as stored:
+    with _open_cache(cache) as stored:
         found = {key: value for key in dict.fromkeys(keys) if (value := stored.read(key)) is not None}
         missing = [row for row, key in enumerate(keys) if key not in found]
         for start in range(0, len(missing), AT_ONCE):
             rows = missing[start : start + AT_ONCE]
-            fresh = _computed(trunk, x[rows], device, len(x) - len(missing) + start, len(x))
+            fresh = _compute(trunk, x[rows], device, len(x) - len(missing) + start, len(x))
             made = {keys[row]: features for row, features in zip(rows, fresh, strict=True)}
             stored.write(made)
             found |= made
@@ -98,7 +98,7 @@ def as_features(
 ) -> tuple[Encoder, list[Split], OutlierSource | None, Tensor | None]:
     """What a fit sees as features, scaled by the first of the splits; of outliers no more than are worth their time."""
     folder = None if cache is None else Path(cache)
-    encoder = Encoder(trunk, Scaling.of(computed(trunk, splits[0].x, device, folder)))
+    encoder = Encoder(trunk, Scaling.of(compute_features(trunk, splits[0].x, device, folder)))
 
     def encoded(x: Tensor) -> Tensor:
         return encoder(x, device, folder)
@@ -116,7 +116,7 @@ def as_features(
 
 
 @torch.inference_mode()
-def _computed(trunk: nn.Module, x: Tensor, device: torch.device, done: int, total: int) -> Tensor:
+def _compute(trunk: nn.Module, x: Tensor, device: torch.device, done: int, total: int) -> Tensor:
     is_text = x.dtype == torch.long
     # texts of about one length go together, or most of a batch would be padding
     order = (x != 0).sum(1).argsort() if is_text else torch.arange(len(x))
@@ -133,7 +133,7 @@ def _computed(trunk: nn.Module, x: Tensor, device: torch.device, done: int, tota
 
 
 @contextmanager
-def _opened(cache: Path) -> Iterator["_Stored"]:
+def _open_cache(cache: Path) -> Iterator["_Stored"]:
     cache.mkdir(parents=True, exist_ok=True)
     file = cache / CACHE
     try:

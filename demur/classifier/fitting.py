@@ -1,4 +1,4 @@
-"""What a fit holds out, what it fits with, and what it says of the result."""
+"""Which rows a fit holds out, which inference it uses, and what it reports."""
 
 import math
 import warnings
@@ -24,7 +24,7 @@ UNSEEN = 1_000  # outliers to measure with, at most
 FEWEST = 20  # outliers of which some can be held out
 
 
-def divided(
+def split_rows(
     labels: Tensor, fraction: float, coverage: float, seed: int, by_class: bool = False, steady: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rows to train, to tune and to calibrate with, at random; one of each class is trained with whatever happens.
@@ -54,8 +54,8 @@ def divided(
     return train, held_out[calibration:], held_out[:calibration]
 
 
-def held_out_outliers(outliers: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor | None]:
-    """Those to train with, and some to measure with; where there are few, all are trained with."""
+def split_outliers(outliers: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor | None]:
+    """Outliers to train with, and some to measure with; None of the latter where there are few."""
     if len(outliers) < FEWEST:
         return outliers, None
     count = min(UNSEEN, math.ceil(fraction * len(outliers)))
@@ -63,14 +63,13 @@ def held_out_outliers(outliers: Tensor, fraction: float, seed: int) -> tuple[Ten
     return outliers[order[count:].sort().values], outliers[order[:count].sort().values]
 
 
-def fitting_inference(
+def resolve_inference(
     method: Method, network: Network, num_outputs: int, by_name: bool, pretrained: bool = False
 ) -> Inference:
-    """The method's own, but Laplace is over the head alone where the trunk is recurrent, which has no fast curvature.
+    """The method's inference; Laplace is restricted to the head where the trunk is pretrained or recurrent.
 
-    So it is where the trunk is pretrained, unless more than the method's name was given.
-
-    Whoever gave more than the method's name asked for all layers, and is told.
+    A recurrent trunk has no fast curvature. A `Method` value that asks for all layers of one is refused; one that asks
+    for all layers of a pretrained trunk is obeyed.
     """
     if not isinstance(method.inference, Laplace | KroneckerLaplace) or method.inference.over == "head":
         return method.inference
@@ -83,7 +82,7 @@ def fitting_inference(
     return replace(method.inference, over="head") if recurrent else method.inference
 
 
-def measured(
+def measure_held_out(
     decision: Decision,
     classes: np.ndarray,
     tuned: tuple[Prediction, Tensor],
@@ -91,11 +90,11 @@ def measured(
     unseen: Prediction | None,
 ) -> dict[str, Any]:
     """Accuracy and coverage on held-out inliers, and the fraction of held-out outliers that is abstained on."""
-    right = np.concatenate([(made.probs.argmax(1) == y).numpy(force=True) for made, y in (tuned, calibrated)])
+    hits = [(prediction.probs.argmax(1) == y).numpy(force=True) for prediction, y in (tuned, calibrated)]
     accepted = decision.accepts(tuned[0])  # of those that the limits were not chosen by
     y = tuned[1].numpy(force=True)
     report: dict[str, Any] = {
-        "accuracy": float(right.mean()),
+        "accuracy": float(np.concatenate(hits).mean()),
         "coverage": float(accepted.mean()),
         "coverage_by_class": {
             str(name): float(accepted[y == code].mean()) for code, name in enumerate(classes) if (y == code).any()
@@ -135,7 +134,7 @@ def warn_if_sharpness_tells(inliers: Tensor, outliers: Tensor) -> None:
         )
 
 
-def tuned_prior(posterior: Posterior) -> dict[str, Any]:
+def describe_prior(posterior: Posterior) -> dict[str, Any]:
     """The prior precision that Laplace chose, and the curve that it was chosen by."""
     tunings = [tuning for _, part in posterior.components() if (tuning := getattr(part, "tuning", None)) is not None]
     if not tunings:

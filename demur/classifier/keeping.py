@@ -13,7 +13,7 @@ import demur
 from demur.checkpoint import state_of
 from demur.classifier import backbone_file, kinds
 from demur.classifier.backbones import Backbone
-from demur.classifier.builders import described
+from demur.classifier.builders import describe_network
 from demur.classifier.conformal import calibration_from_json
 from demur.classifier.model_file import read_model, write_model
 from demur.classifier.parameters import device_of
@@ -46,7 +46,7 @@ def save(model: "Classifier", path: str | Path) -> None:
             "columns": [str(name) for name in getattr(model, "feature_names_in_", [])],
             "likelihood": likelihood_to_json(model.likelihood_),
             "preprocessing": kinds.to_json(model.preprocessing_),
-            "network": described(model.network_),
+            "network": describe_network(model.network_),
             "backbone": model.backbone_ and backbone_file.to_json(model.backbone_, model.encoder_, model.tune),
             "wraps_logits": model.wraps_logits_,
             "decision": asdict(model.decision_),
@@ -104,6 +104,6 @@ def load(
 
 def _inputs(table: kinds.Preprocessing) -> int:
     """How many numbers a row of the table becomes."""
-    network = described(table.network("mlp"))
+    network = describe_network(table.network("mlp"))
     assert network is not None
     return int(network["arguments"]["inputs"])

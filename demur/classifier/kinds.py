@@ -25,13 +25,13 @@ from demur.classifier.tables import (
     FARTHEST,
     Column,
     Number,
-    coded,
     codes_of,
     columns_from_json,
+    encode_cells,
     features,
     frame_of,
     is_mixed,
-    learned,
+    learn_columns,
 )
 from demur.classifier.tokens import Tokens
 from demur.metrics import Array
@@ -116,7 +116,7 @@ class MixedTables:
 
     @classmethod
     def of(cls, x: Any) -> "MixedTables":
-        return cls(learned(frame_of(x)))
+        return cls(learn_columns(frame_of(x)))
 
     @property
     def groups(self) -> Groups:
@@ -126,9 +126,9 @@ class MixedTables:
         """A number for every cell, (N, columns), which is what an exported graph takes."""
         return codes_of(self.columns, frame_of(X), what)
 
-    def wrong(self, X: Any) -> dict[int, str]:
+    def find_errors(self, X: Any) -> dict[int, str]:
         """By their places, what is wrong with rows that cannot be read."""
-        return coded(self.columns, frame_of(X))[1]
+        return encode_cells(self.columns, frame_of(X))[1]
 
     def read(self, X: Any, what: str = "X") -> Tensor:
         return features(self.columns, torch.from_numpy(self.codes(X, what)))
@@ -162,7 +162,7 @@ class Images:
     def read(self, X: Any, what: str = "X") -> Tensor:
         images = grey_values(X, what)
         if self.resizes:
-            images = resized(images, self.shape)
+            images = resize(images, self.shape)
         if tuple(images.shape[1:]) != self.shape:
             raise ValueError(
                 f"{what} has images of shape {tuple(images.shape[1:])}, the training images had {self.shape} "
@@ -203,7 +203,7 @@ def grey_values(X: Any, what: str) -> Tensor:
     return x.float() if x.is_floating_point() else x.to(torch.uint8)
 
 
-def resized(images: Tensor, shape: Sequence[int]) -> Tensor:
+def resize(images: Tensor, shape: Sequence[int]) -> Tensor:
     """Images as RGB of that size, uint8."""
     channels, *size = shape
     if images.shape[1] not in (1, channels):
@@ -306,7 +306,7 @@ def kind_of(X: Any) -> str:
     return "images" if values.ndim in (3, 4) else "tables"
 
 
-def learned_from(x: Any, kind: str) -> Preprocessing:
+def learn_preprocessing(x: Any, kind: str) -> Preprocessing:
     """What there is to learn from training data; a data frame is a table with more in it than numbers."""
     return MixedTables.of(x) if isinstance(x, pd.DataFrame) else choose(KINDS, kind, "kind of data").of(x)
 

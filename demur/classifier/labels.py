@@ -1,4 +1,4 @@
-"""The labels that a classifier learns: what is refused, and what is wondered at."""
+"""Labels that a classifier learns: validated, encoded as indices, balanced; doubtful ones are warned of."""
 
 import unicodedata
 import warnings
@@ -14,7 +14,7 @@ from torch import Tensor
 from demur.classifier.decision import INVALID, UNKNOWN, UNSURE
 
 
-def checked(y: Any, count: int) -> np.ndarray:
+def validate_labels(y: Any, count: int) -> np.ndarray:
     """One label for each of so many inputs, all strings or all numbers: (N,)."""
     if y is None:
         raise ValueError("Classifier requires y to be passed, but the target y is None; give one label an input")
@@ -45,9 +45,9 @@ def _check_kinds(labels: Any) -> None:
         )
 
 
-def learned(y: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The classes, sorted, and the labels as their indices."""
-    classes, codes = np.unique(checked(y, count), return_inverse=True)
+def encode_labels(y: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The sorted classes, and each label as an index into them."""
+    classes, codes = np.unique(validate_labels(y, count), return_inverse=True)
     if len(classes) < 2:
         raise ValueError(
             f"y has 1 class, {str(classes[0])!r}; a classifier needs at least 2: give inputs of others, too"
@@ -76,7 +76,7 @@ def _warn_of_lookalikes(classes: np.ndarray, counts: np.ndarray) -> None:
 MOST = 10  # times that an input of a rare class is trained with
 
 
-def balanced(rows: Tensor, codes: Tensor) -> Tensor:
+def balance_rows(rows: Tensor, codes: Tensor) -> Tensor:
     """Rows to train with, those of rarer classes again and again, till all have as many, or MOST times their own."""
     counts = codes[rows].bincount()
     repeats = (counts.max() / counts.clamp_min(1)).clamp_max(MOST)

@@ -1,4 +1,4 @@
-"""Fits that end: how long one will take, a limit to it, and the curve that it leaves."""
+"""How long a fit will take, a limit on it, early stopping, and the training curve for the report."""
 
 import re
 import time
@@ -25,12 +25,12 @@ WATCHED = 40  # validation inputs whose likelihood is worth stopping by
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
-def seconds_in(limit: float | str | None) -> float | None:
-    """Of 90, "90s", "10m" or "2h"."""
+def parse_duration(limit: float | str | None) -> float | None:
+    """Seconds: of 90, "90s", "10m" or "2h"."""
     if limit is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|m|min|h)?", str(limit).strip())
-    if found is None or isinstance(limit, bool) or not (seconds := float(found[1]) * UNITS[found[2] or ""]) > 0:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|m|min|h)?", str(limit).strip())
+    if match is None or isinstance(limit, bool) or not (seconds := float(match[1]) * UNITS[match[2] or ""]) > 0:
         raise ValueError(f"time_limit {limit!r} is no duration; give seconds, or such as '90s', '10m' or '2h'")
     return seconds
 
@@ -40,7 +40,7 @@ def is_quick(data: TrainingData) -> bool:
     return data.train.x.dim() == 2 and data.train.x.is_floating_point()
 
 
-def watched(recipe: Recipe, patience: int | str | None, data: TrainingData) -> WatchedRecipe:
+def watch_recipe(recipe: Recipe, patience: int | str | None, data: TrainingData) -> WatchedRecipe:
     """The recipe with an end: after `patience` epochs without a better likelihood of the validation data.
 
     `auto` is a quarter of the epochs where waiting is worth avoiding and there are validation inputs enough to tell.
@@ -64,21 +64,21 @@ class Cost:
         steps = max(1, len(data.train) // recipe.batch_size)
         return networks * recipe.epochs * steps * self.step
 
-    def afterwards(self, inference: Inference, data: TrainingData, measured: int) -> float:
-        """Of curvature, tuning and calibration: passes of inputs through the network, a gradient of each as six."""
+    def after_training(self, inference: Inference, data: TrainingData, num_predicted: int) -> float:
+        """Seconds for curvature, tuning and calibration: forward passes, a gradient counted as six."""
         samples = getattr(inference, "num_samples", 1)
         over_head = getattr(inference, "over", "all") == "head"
-        passes = measured * (1 if over_head else samples)
+        passes = num_predicted * (1 if over_head else samples)
         if isinstance(inference, Laplace):
-            tried = 0 if inference.prior_precision is not None else len(inference.grid)
-            tuned = 0 if data.validation is None else len(data.validation)
+            grid_size = 0 if inference.prior_precision is not None else len(inference.grid)
+            num_tuning = 0 if data.validation is None else len(data.validation)
             passes += 2 * len(data.train) * (1 if over_head else 6)
-            passes += tuned * (tried if over_head else tried * inference.tuning_samples)
+            passes += num_tuning * (grid_size if over_head else grid_size * inference.tuning_samples)
         return self.forward * passes
 
 
-def probed(network: Network, likelihood: Likelihood, data: TrainingData, recipe: Recipe) -> Cost:
-    """Measured on two steps of a network that is thrown away."""
+def probe_cost(network: Network, likelihood: Likelihood, data: TrainingData, recipe: Recipe) -> Cost:
+    """Time two training steps and a forward pass of a network that is thrown away."""
     with seeded(recipe.seed, data.device):
         model = build(network, likelihood, data)
         learner = Learner(model, likelihood, data, recipe, optimizer_for(model, recipe))
@@ -94,42 +94,42 @@ def probed(network: Network, likelihood: Likelihood, data: TrainingData, recipe:
 
 
 def _seconds(call: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     call()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
-def fitted(
+def fit_within_limit(
     inference: Inference,
     network: Network,
     likelihood: Likelihood,
     data: TrainingData,
     recipe: Recipe,
     *,
-    left: float | None,
-    measured: int,
-    quicker: str,
+    seconds_left: float | None,
+    num_predicted: int,
+    hint: str,
 ) -> tuple[Posterior, list[Curve]]:
-    """The posterior, in what is `left` of a time limit in seconds, and the curves of its networks.
+    """Fit within `seconds_left` of a time limit; return the posterior and the training curves of its networks.
 
-    Without a limit a fit that will take long is announced, with what would be `quicker`. `measured` is how many inputs
-    will be predicted after it.
+    Without a limit (None) a long fit is announced by a warning, with `hint` for a quicker one. `num_predicted` inputs
+    will be predicted after the fit.
     """
     networks = networks_in(inference)
     with curves_kept() as curves:
-        if left is None and is_quick(data):
+        if seconds_left is None and is_quick(data):
             return inference.fit(network, likelihood, data, recipe), curves
-        cost = probed(network, likelihood, data, recipe)
-        training, after = cost.training(data, recipe, networks), cost.afterwards(inference, data, measured)
-        if left is None:
+        cost = probe_cost(network, likelihood, data, recipe)
+        training, after = cost.training(data, recipe, networks), cost.after_training(inference, data, num_predicted)
+        if seconds_left is None:
             if training + after > LONG:
                 warnings.warn(
                     f"this fit will take up to {(training + after) / 60:.0f} minutes here ({networks} network(s), "
-                    f"{recipe.epochs} epochs each); quicker: {quicker}time_limit='5m', or fewer epochs",
+                    f"{recipe.epochs} epochs each); quicker: {hint}time_limit='5m', or fewer epochs",
                     stacklevel=5,
                 )
             return inference.fit(network, likelihood, data, recipe), curves
-        with time_limited(max(LEAST * left, left - SAFETY * after), networks):
+        with time_limited(max(LEAST * seconds_left, seconds_left - SAFETY * after), networks):
             return inference.fit(network, likelihood, data, recipe), curves
 
 

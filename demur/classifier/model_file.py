@@ -122,13 +122,13 @@ def read_model(path: str | Path) -> Iterator[tuple[dict[str, Any], Path, Path]]:
     path = Path(path)
     if path.is_dir():
         before = _bytes_of(path / MANIFEST)
-        yield _checked(path, path), path / POSTERIOR, path / BACKBONE
+        yield _check_parts(path, path), path / POSTERIOR, path / BACKBONE
         if _bytes_of(path / MANIFEST) != before:
             raise ValueError(f"{path} was replaced by another model while it was read; load it again")
     elif path.is_file():
         with tempfile.TemporaryDirectory() as folder:
             _unzip(path, Path(folder))
-            yield _checked(Path(folder), path), Path(folder) / POSTERIOR, Path(folder) / BACKBONE
+            yield _check_parts(Path(folder), path), Path(folder) / POSTERIOR, Path(folder) / BACKBONE
     else:
         raise ValueError(f"model {path} does not exist; give the folder or the {SUFFIX} file that was saved")
 
@@ -139,33 +139,33 @@ def _unzip(path: Path, folder: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
             if not _are_parts(entry.filename for entry in entries):
-                raise _damaged(path, f"its parts are not {MANIFEST}, {' and '.join(PARTS)}")
+                raise _damage_error(path, f"its parts are not {MANIFEST}, {' and '.join(PARTS)}")
             for entry in entries:
                 # stored, not compressed: what comes out is never more than what went in
                 if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > path.stat().st_size:
-                    raise _damaged(path, f"{entry.filename} is compressed")
+                    raise _damage_error(path, f"{entry.filename} is compressed")
                 with archive.open(entry) as source, (folder / entry.filename).open("wb") as target:
                     shutil.copyfileobj(source, target)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, UnicodeDecodeError, OSError) as error:
-        raise _damaged(path, str(error)) from None
+        raise _damage_error(path, str(error)) from None
 
 
-def _checked(folder: Path, path: Path) -> dict[str, Any]:
+def _check_parts(folder: Path, path: Path) -> dict[str, Any]:
     present = sorted(part.name for part in folder.iterdir())
     if not _are_parts(present):
-        raise _damaged(path, f"its parts are not {MANIFEST}, {' and '.join(PARTS)}")
+        raise _damage_error(path, f"its parts are not {MANIFEST}, {' and '.join(PARTS)}")
     if any(not (folder / name).is_file() or (folder / name).is_symlink() for name in present):
-        raise _damaged(path, "a part is not a plain file")
+        raise _damage_error(path, "a part is not a plain file")
     manifest = _read_json(folder / MANIFEST, LONGEST_MANIFEST, path)
     if set(manifest) != {"demur", "parts"} or not isinstance(manifest["parts"], dict):
-        raise _damaged(path, f"{MANIFEST} is not a manifest")
+        raise _damage_error(path, f"{MANIFEST} is not a manifest")
     _check_version(manifest["demur"], path)
     if {MANIFEST, *manifest["parts"]} != set(present):
-        raise _damaged(path, f"{MANIFEST} lists other parts")
+        raise _damage_error(path, f"{MANIFEST} lists other parts")
     for name in manifest["parts"]:
         found = {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
         if manifest["parts"][name] != found:
-            raise _damaged(path, f"{name} is not what was saved")
+            raise _damage_error(path, f"{name} is not what was saved")
     return _read_json(folder / MODEL, LONGEST_MODEL, path)
 
 
@@ -180,7 +180,7 @@ def _version(text: Any) -> tuple[int, int] | None:
 def _check_version(text: Any, path: Path) -> None:
     version = _version(text)
     if version is None:
-        raise _damaged(path, f"its format is {text!r}")
+        raise _damage_error(path, f"its format is {text!r}")
     if version[0] != FORMAT[0] or version[1] > FORMAT[1]:
         reads = f"{FORMAT[0]}.0 to {FORMAT[0]}.{FORMAT[1]}"
         raise ValueError(f"{path} has format {text}, this demur reads {reads}; use the demur that saved it")
@@ -188,13 +188,13 @@ def _check_version(text: Any, path: Path) -> None:
 
 def _read_json(file: Path, longest: int, path: Path) -> dict[str, Any]:
     if file.stat().st_size > longest:
-        raise _damaged(path, f"{file.name} has more than {longest} bytes")
+        raise _damage_error(path, f"{file.name} has more than {longest} bytes")
     try:
         value = json.loads(file.read_bytes().decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"{file.name}: {error}") from None
+        raise _damage_error(path, f"{file.name}: {error}") from None
     if not isinstance(value, dict):
-        raise _damaged(path, f"{file.name} is not an object")
+        raise _damage_error(path, f"{file.name} is not an object")
     return value
 
 
@@ -207,5 +207,5 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _damaged(path: Path, why: str) -> ValueError:
+def _damage_error(path: Path, why: str) -> ValueError:
     return ValueError(f"{path} is not a model saved by demur, or it is damaged ({why}); save it anew")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from demur.classifier.builders import from_description, wrapped
+from demur.classifier.builders import network_from_description, wrap_logits
 from demur.classifier.decision import Decision, turning_point
 from demur.likelihoods import Categorical, Dirichlet, LabelModel, Likelihood, Outliers
 from demur.names import choose, with_current_names
@@ -97,8 +97,8 @@ def restored_network(saved: Mapping[str, Any], network: Network | None, path: st
     if network is None:
         if saved["network"] is None:
             raise ValueError(f"{path} was fitted with a network of your own; load it with network=, its function")
-        network = from_description(saved["network"])
-    return wrapped(network) if saved["wraps_logits"] else network
+        network = network_from_description(saved["network"])
+    return wrap_logits(network) if saved["wraps_logits"] else network
 
 
 def check_size(build: Callable[[], nn.Module], weights: Path) -> None:

@@ -1,7 +1,7 @@
 """Tables as they come: columns of numbers, dates and categories, with gaps, as numbers that a network takes.
 
-There are two steps. `coded` gives every cell one number, (N, columns): a number itself, a date's days since 1970, a
-category's place among the entries of its column, NaN where a number or a date is missing. `features` makes the
+There are two steps. `encode_cells` gives every cell one number, (N, columns): a number itself, a date's days since
+1970, a category's place among the entries of its column, NaN where a number or a date is missing. `features` makes the
 network's inputs of these: numbers are standardised, gaps filled with the median and marked by an indicator, categories
 one-hot. The second step needs tensors alone, so an exported graph has it inside, and takes codes.
 """
@@ -73,7 +73,7 @@ class Number:
     def what(self) -> str:
         return "date" if self.date else "number"
 
-    def coded(self, cells: pd.Series) -> Array:
+    def encode(self, cells: pd.Series) -> Array:
         return _days(cells) if self.date else _numbers(cells)
 
     def features(self, codes: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class Category:
         never = (*(0.0 for _ in self.entries[1:]), 1.0)
         return Group(len(self.entries), one_hot=True, unseen=None if self.open else never)
 
-    def coded(self, cells: pd.Series) -> Array:
+    def encode(self, cells: pd.Series) -> Array:
         new = len(self.values) if self.open else len(self.entries) - 1
         return np.array([self.places.get(name, new) for name in _names(cells)], np.float64)
 
@@ -138,7 +138,7 @@ class Category:
 Column = Number | Category
 
 
-def learned(frame: pd.DataFrame) -> tuple[Column, ...]:
+def learn_columns(frame: pd.DataFrame) -> tuple[Column, ...]:
     """What each column is, by its type or by what is in it, and what there is to know of it."""
     return tuple(_column(frame.iloc[:, place], str(name)) for place, name in enumerate(frame.columns))
 
@@ -167,24 +167,24 @@ def _column(cells: pd.Series, name: str) -> Column:
     return Category.of(cells)
 
 
-def coded(columns: Sequence[Column], frame: pd.DataFrame) -> tuple[Array, dict[int, str]]:
+def encode_cells(columns: Sequence[Column], frame: pd.DataFrame) -> tuple[Array, dict[int, str]]:
     """The codes of all cells, and by row what is wrong with it: a phrase that begins with the value and its column."""
     found, wrong = np.empty((len(frame), len(columns))), dict[int, str]()
     for place, column in enumerate(columns):
         cells, name = frame.iloc[:, place], frame.columns[place]
-        found[:, place] = codes = column.coded(cells)
+        found[:, place] = codes = column.encode(cells)
         if isinstance(column, Category):
             continue
         bad = np.isinf(codes) | (np.isnan(codes) & ~_missing(cells) if np.isnan(codes).any() else False)
         for row in np.flatnonzero(bad).tolist():
-            cell = f"{_shown(cells.iloc[row])} in column {name!r}"
+            cell = f"{_quote(cells.iloc[row])} in column {name!r}"
             wrong.setdefault(row, f"{cell}, which is no {column.what}; write it as one, or leave it empty")
     return found, wrong
 
 
 def codes_of(columns: Sequence[Column], frame: pd.DataFrame, what: str) -> Array:
     """The codes, of a table with nothing wrong in it."""
-    codes, wrong = coded(columns, frame)
+    codes, wrong = encode_cells(columns, frame)
     if wrong:
         row = min(wrong)
         raise ValueError(f"{what} has in row {frame.index[row]} {wrong[row]}")
@@ -284,5 +284,5 @@ def _name(cell: Any) -> str:
     return TRUTH.get(text, text) or MISSING
 
 
-def _shown(cell: Any) -> str:
+def _quote(cell: Any) -> str:
     return repr(cell.item() if isinstance(cell, np.generic) else cell)

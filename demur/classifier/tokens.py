@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from demur.classifier.needing import needed
+from demur.classifier.extras import import_extra
 from demur.networks import Network
 from demur.training_data import Recipe
 
@@ -33,7 +33,7 @@ class Tokens:
     def read(self, X: Any, what: str = "X") -> Tensor:
         texts = list(X)
         tokens = torch.zeros(len(texts), self.width, dtype=torch.long)
-        for row, encoded in enumerate(parsed(self.tokenizer).encode_batch(texts, add_special_tokens=False)):
+        for row, encoded in enumerate(parse_tokenizer(self.tokenizer).encode_batch(texts, add_special_tokens=False)):
             ids = encoded.ids[: self.width]
             tokens[row, : len(ids)] = torch.tensor(ids, dtype=torch.long) + 1
         return tokens
@@ -46,9 +46,9 @@ class Tokens:
 
 
 @lru_cache(maxsize=8)
-def parsed(tokenizer: str) -> Any:
+def parse_tokenizer(tokenizer: str) -> Any:
     """The tokenizer that the JSON describes, cutting and padding nothing by itself."""
-    tokenizers = needed("tokenizers", "hf")
+    tokenizers = import_extra("tokenizers", "hf")
     try:
         found = tokenizers.Tokenizer.from_str(tokenizer)
     except Exception as error:  # the package raises nothing narrower
@@ -60,7 +60,7 @@ def parsed(tokenizer: str) -> Any:
 
 def special_tokens(tokenizer: str) -> tuple[list[int], list[int]]:
     """What the tokenizer puts before and behind a text."""
-    found = parsed(tokenizer)
+    found = parse_tokenizer(tokenizer)
     bare, whole = found.encode("a", add_special_tokens=False).ids, found.encode("a").ids
     start = next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), 0)
     return whole[:start], whole[start + len(bare) :]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from demur.classifier.needing import needed
+from demur.classifier.extras import import_extra
 from demur.names import choose
 from demur.networks import CONVOLUTIONS
 
@@ -33,7 +33,7 @@ class ImageTrunk(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         extract = getattr(self.model, "extract_features", self.model)
-        return pooled(extract((x - self.mean) / self.scale))
+        return pool(extract((x - self.mean) / self.scale))
 
 
 class TextTrunk(nn.Module):
@@ -73,7 +73,7 @@ class WordMean(nn.Module):
         return (vectors * mask).sum(1) / mask.sum(1).clamp_min(1)
 
 
-def pooled(output: Any) -> Tensor:
+def pool(output: Any) -> Tensor:
     """Features (N, width) of whatever a model returned: a tensor, or an object as those of transformers."""
     if not isinstance(output, Tensor):
         pooler = getattr(output, "pooler_output", None)
@@ -92,7 +92,7 @@ def pooled(output: Any) -> Tensor:
 
 
 def efficientnet_lite(variant: str, mean: Sequence[float], scale: Sequence[float]) -> nn.Module:
-    model = needed("efficientnet_lite_pytorch", "efficientnet").EfficientNet.from_name(variant)
+    model = import_extra("efficientnet_lite_pytorch", "efficientnet").EfficientNet.from_name(variant)
     del model._fc  # the head for ImageNet's classes
     return ImageTrunk(model, mean, scale).to(memory_format=CONVOLUTIONS)  # type: ignore[call-overload]
 
@@ -100,7 +100,7 @@ def efficientnet_lite(variant: str, mean: Sequence[float], scale: Sequence[float
 def timm_images(name: str, mean: Sequence[float], scale: Sequence[float]) -> nn.Module:
     if not name.replace("_", "").replace(".", "").isalnum():  # others name places to load code or weights from
         raise ValueError(f"{name!r} is no name of a timm model; give one such as resnet18")
-    model = needed("timm", "timm").create_model(name, pretrained=False, num_classes=0)
+    model = import_extra("timm", "timm").create_model(name, pretrained=False, num_classes=0)
     return ImageTrunk(model, mean, scale)
 
 
@@ -125,7 +125,7 @@ ARCHITECTURES: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
 
 def from_config(config: Mapping[str, Any]) -> nn.Module:
     """A model of transformers', by its configuration alone: nothing is fetched, and no code but the package's runs."""
-    transformers = needed("transformers", "hf")
+    transformers = import_extra("transformers", "hf")
     kind = choose(dict(transformers.CONFIG_MAPPING.items()), config["model_type"], "model type of transformers")
     usual = kind().to_dict()
     if odd := [name for name, value in config.items() if name not in usual or name[0] == "_" or not _is_plain(value)]:
@@ -185,7 +185,7 @@ def _check(name: str, value: Any) -> None:
         raise ValueError(f"the backbone's {name} has {len(value)} characters; at most {MOST_LAYERS} are read")
 
 
-def tuned(trunk: nn.Module, last: bool) -> nn.Module:
+def unfreeze(trunk: nn.Module, last: bool) -> nn.Module:
     """The trunk with all its parameters to be trained, or those of its last blocks alone.
 
     The blocks are the longest row of modules in it, and its last quarter is trained with whatever comes behind.

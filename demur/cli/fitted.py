@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def said_of_fit(classifier: "Classifier", given: "Inputs", count: int, outliers: str | None) -> dict[str, str]:
-    from demur.classifier.readers import listed
+    from demur.classifier.readers import join_names
 
     found = classifier.report_
     shape = f" of {given.shape[1]}x{given.shape[2]}, {'grey' if given.shape[0] == 1 else 'RGB'}" if given.shape else ""
@@ -21,7 +21,7 @@ def said_of_fit(classifier: "Classifier", given: "Inputs", count: int, outliers:
     start = f" on {found['backbone']} (tuned: {found['tune']})" if "backbone" in found else ""
     return {
         "inputs": f"{count:,} {what}{shape}; {found['tuned'] + found['calibrated']:,} held out",
-        "classes": f"{len(classifier.classes_)}: {listed(classifier.classes_.tolist())}",
+        "classes": f"{len(classifier.classes_)}: {join_names(classifier.classes_.tolist())}",
         "outliers": shown + ", synthetic" * (outliers is None and classifier.likelihood_.outside is not None),
         "accuracy": f"{100 * found['accuracy']:.1f} % of those held out",
         "accepted": f"{100 * found['coverage']:.1f} % of the {found['tuned']:,} that the threshold was not chosen by",

@@ -73,27 +73,27 @@ def fit(
     shape = _size(size)
 
     from demur.classifier import Classifier
-    from demur.classifier.backbones import chosen
-    from demur.classifier.features import counted
+    from demur.classifier.backbones import resolve_backbone
+    from demur.classifier.features import observe_features
     from demur.classifier.kinds import Images
-    from demur.classifier.limits import seconds_in
+    from demur.classifier.limits import parse_duration
     from demur.classifier.readers import open_inputs, read_outliers
     from demur.inference.base import networks_in
     from demur.methods import parse_method
 
     if backbone is not None and size is not None:
         raise ValueError(f"size {size!r} is the backbone's to say; leave out one of --size and --backbone")
-    seconds_in(time_limit)
+    parse_duration(time_limit)
     networks = networks_in(parse_method(method).inference)
     console = make_console()
     with _resumable(checkpoint), progress(console, f"reading {inputs.name}", networks) as describe:
-        pretrained = None if backbone is None else chosen(backbone, None, tune)
+        pretrained = None if backbone is None else resolve_backbone(backbone, None, tune)
         if pretrained is not None and isinstance(pretrained.inputs, Images):
             channels, *taken = pretrained.inputs.shape
             given = open_inputs(inputs, labelled=True, label=label, size=(taken[0], taken[1]), channels=channels)
         else:
             given = open_inputs(inputs, labelled=True, label=label, size=shape, mixed=None)
-        inliers = given.gathered()
+        inliers = given.gather()
         classes = sorted(set(inliers.y or ()))
         if len(classes) > len(inliers.names) / 2:
             raise ValueError(
@@ -121,7 +121,9 @@ def fit(
             random_state=seed,
         )
         told = f"{inputs.name} {method}"
-        with counted(lambda done, total: describe(f"{told}: features {done:,}/{total:,}" if done < total else told)):
+        with observe_features(
+            lambda done, total: describe(f"{told}: features {done:,}/{total:,}" if done < total else told)
+        ):
             classifier.fit(inliers.x, inliers.y, shown)
         classifier.save(out)
     for name, said in said_of_fit(classifier, given, len(inliers.names), outliers).items():
@@ -239,7 +241,7 @@ def compare(
             check_folder(report, overwrite, writes=writes, marks=own, reads=[inputs, *named.values()], model=model)
 
     from demur.classifier import Classifier, evaluation
-    from demur.classifier.comparison import ranked
+    from demur.classifier.comparison import rank_models
     from demur.report.comparison import sheet, write_comparison
 
     place, found = device_named(device), []
@@ -249,7 +251,7 @@ def compare(
         outside = {of: _open_for(classifier, path) for of, path in named.items()}
         with counting(name) as count:
             found.append(evaluation.evaluate(name, classifier, inside, outside, place, count))
-    places = ranked(found)
+    places = rank_models(found)
     make_console().print(sheet(places))
     if report is not None:
         write_comparison(places, inputs.name, report)
@@ -374,7 +376,7 @@ def _open_for(
 ) -> "Inputs":
     """Inputs as the model was fitted to: its columns, its size of images."""
     from demur.classifier.kinds import Images, MixedTables
-    from demur.classifier.readers import open_inputs, unnamed
+    from demur.classifier.readers import drop_names, open_inputs
 
     fitted = classifier.preprocessing_
     channels, *size = fitted.shape if isinstance(fitted, Images) else (None,)
@@ -390,8 +392,8 @@ def _open_for(
         size=(size[0], size[1]) if size else None,
         tolerant=tolerant,
         mixed=isinstance(fitted, MixedTables),
-        check=fitted.wrong if isinstance(fitted, MixedTables) else None,
+        check=fitted.find_errors if isinstance(fitted, MixedTables) else None,
     )
     if given.kind != fitted.kind:
         raise ValueError(f"{path} holds {given.kind}, the model is for {fitted.kind}; give it what it was fitted to")
-    return given if columns else unnamed(given)
+    return given if columns else drop_names(given)

@@ -50,7 +50,7 @@ class Loaded:
     def _answer(self, x: Tensor) -> Sequence[Answer]:
         began = time.perf_counter()
         with torch.inference_mode():
-            found = answers(self.model, self.model.predicted(x))
+            found = answers(self.model, self.model.predict_tensor(x))
         self.monitor.observe(
             [answer.outlier_score for answer in found],
             [answer.abstained for answer in found],

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from demur.classifier import Classifier
 from demur.classifier.kinds import Images, MixedTables, Tables, Texts
-from demur.classifier.readers import X, listed
-from demur.classifier.readers.images import opened, pixels_of
+from demur.classifier.readers import X, join_names
+from demur.classifier.readers.images import open_image, pixels_of
 from demur.classifier.tokens import Tokens
 from demur.serving.limits import Limits, Refused
 
@@ -54,7 +54,7 @@ def image(value: Any, shape: tuple[int, ...], place: int, limits: Limits) -> np.
     if not isinstance(value, bytes):
         raise Refused(f'input {place} is {quoted(value)}, no image; give the file in base64, or {{"image": base64}}')
     channels, height, width = shape
-    with opened(io.BytesIO(value), f"input {place}") as found:
+    with open_image(io.BytesIO(value), f"input {place}") as found:
         size = found.size
         pixels = pixels_of(found, (channels, height, width)) if math.prod(size) <= limits.pixels else None
     if pixels is None:
@@ -99,7 +99,7 @@ def mixed_table(values: Sequence[Any], model: Classifier, kind: MixedTables) -> 
     if odd is not None:
         raise Refused(f"inputs has {quoted(odd)}; a cell is a number, a string, true, false or null")
     found = np.array(rows, dtype=object).reshape(len(rows), model.n_features_in_)
-    for place, why in kind.wrong(pd.DataFrame(found, columns=columns or None)).items():
+    for place, why in kind.find_errors(pd.DataFrame(found, columns=columns or None)).items():
         raise Refused(f"input {place + 1} has {why}")
     return found
 
@@ -110,7 +110,7 @@ def row(value: Any, columns: Sequence[str], count: int, place: int) -> list[Any]
         missing = [name for name in columns if name not in value]
         if missing or not columns:
             wanted = f"has no column {missing[0]!r}" if missing else "names columns, and the model has none"
-            raise Refused(f"input {place} {wanted}; give {listed(columns) or f'a list of {count} numbers'}")
+            raise Refused(f"input {place} {wanted}; give {join_names(columns) or f'a list of {count} numbers'}")
         value = [value[name] for name in columns]
     if not isinstance(value, list) or len(value) != count:
         raise Refused(f"input {place} is {quoted(value)}; give {count} numbers, by column or in order")

@@ -25,7 +25,7 @@ from typing import Any
 from scipy.special import betaln
 
 from demur.classifier import Classifier
-from demur.classifier.decision import ceiled
+from demur.classifier.decision import ceil_exact
 
 RECENT = 300  # inputs that count as recent
 PATIENCE = 500  # inputs after which half the money, roughly, has been put in
@@ -215,7 +215,7 @@ class Monitor:
 
 def reference_of(scores: Sequence[float], count: int, coverage: float) -> Reference:
     count = len(scores) or count
-    return Reference(count, min(count, ceiled((count + 1) * coverage)), tuple(scores))
+    return Reference(count, min(count, ceil_exact((count + 1) * coverage)), tuple(scores))
 
 
 def cuts_of(reference: Reference) -> list[int]:

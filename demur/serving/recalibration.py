@@ -9,7 +9,7 @@ import torch
 
 from demur.classifier import Classifier
 from demur.classifier.conformal import calibration_scores
-from demur.classifier.decision import Decision, calibrated
+from demur.classifier.decision import Decision, calibrate_decision
 from demur.classifier.readers import Inputs
 from demur.metrics import Prediction
 from demur.serving.monitor import rate_interval
@@ -54,13 +54,13 @@ def recalibrated(
         raise ValueError(f"coverage {coverage} is not between 0 and 1; it is the fraction of inliers to accept")
     made = []
     for batch in fresh.batches:
-        made.append(model.predicted(model.inputs(batch.x)))
+        made.append(model.predict_tensor(model.inputs(batch.x)))
         count(len(batch.names))
     prediction = joined(made)
     by_class = len(model.decision_.accept) > 1
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        decision = calibrated(prediction, model.decision_.score, coverage, by_class)
+        decision = calibrate_decision(prediction, model.decision_.score, coverage, by_class)
     found = Recalibration(model.decision_, decision, len(prediction), float(model.decision_.accepts(prediction).mean()))
     new = copy.copy(model)
     new.decision_ = decision

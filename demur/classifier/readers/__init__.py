@@ -14,9 +14,20 @@ What cannot be read is refused in one sentence that names the file and the place
 reading passes over single inputs that cannot be read, and says which.
 """
 
-from demur.classifier.readers.base import BATCH, Batch, Inputs, Kind, X, listed
+from demur.classifier.readers.base import BATCH, Batch, Inputs, Kind, X, join_names
 from demur.classifier.readers.images import LARGEST
-from demur.classifier.readers.opening import open_inputs, unnamed
+from demur.classifier.readers.opening import drop_names, open_inputs
 from demur.classifier.readers.outliers import read_outliers
 
-__all__ = ["BATCH", "LARGEST", "Batch", "Inputs", "Kind", "X", "listed", "open_inputs", "read_outliers", "unnamed"]
+__all__ = [
+    "BATCH",
+    "LARGEST",
+    "Batch",
+    "Inputs",
+    "Kind",
+    "X",
+    "drop_names",
+    "join_names",
+    "open_inputs",
+    "read_outliers",
+]

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from demur.classifier.readers.base import BATCH, Asked, Batch, Inputs, Kind, Size, X, listed, wrong_rows
+from demur.classifier.readers.base import BATCH, Asked, Batch, Inputs, Kind, Size, X, join_names, wrong_rows
 from demur.classifier.readers.images import check_memory
 from demur.classifier.readers.tables import wrong_cells
 from demur.data.decode import Shape
@@ -37,7 +37,9 @@ def open_npz(asked: Asked, size: Size | None, channels: int | None) -> Inputs:
         kind, x = "tables", x.astype(np.float64)
         names = columns or [str(column + 1) for column in range(x.shape[1])]
         if len(names) != x.shape[1]:
-            raise ValueError(f"{path} has x of {x.shape[1]} columns, not the {len(names)} {listed(names)}; give these")
+            raise ValueError(
+                f"{path} has x of {x.shape[1]} columns, not the {len(names)} {join_names(names)}; give these"
+            )
         numbers = [str(row + 1) for row in range(len(x))]
         if asked.mixed:
             wrong = wrong_cells(pa.table(list(x.T), names=list(names)), path, numbers, asked.check, asked.tolerant)

@@ -59,7 +59,7 @@ class Inputs:
     shape: Shape | None = None  # what images are brought to
     mixed: bool = False  # of rows: whether there is more in them than numbers
 
-    def gathered(self) -> Batch:
+    def gather(self) -> Batch:
         """All of them, in memory."""
         batches = list(self.batches)
         names = [name for batch in batches for name in batch.names]
@@ -70,7 +70,7 @@ class Inputs:
         return Batch(names, join([batch.x for batch in batches]), y)
 
 
-def listed(names: Collection[str], most: int = 12) -> str:
+def join_names(names: Collection[str], most: int = 12) -> str:
     return ", ".join(itertools.islice(names, most)) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
@@ -103,5 +103,7 @@ def label_column(header: Sequence[str], path: Path, label: str | None, features:
         )
     if not found:
         wanted = repr(label) if label else " or ".join(LABELS)
-        raise ValueError(f"{path} has no column {wanted}; name the label's with --label; there are {listed(header)}")
+        raise ValueError(
+            f"{path} has no column {wanted}; name the label's with --label; there are {join_names(header)}"
+        )
     return found[0]

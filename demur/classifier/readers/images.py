@@ -98,7 +98,7 @@ def usual_shape(files: Sequence[Path]) -> Shape:
     sizes: Counter[tuple[int, int]] = Counter()
     channels = 1
     for file in files:
-        with opened(file) as image:
+        with open_image(file) as image:
             turned = image.getexif().get(0x0112, 1) >= 5  # lying on its side, by EXIF's orientation
             sizes[image.size[::-1] if not turned else image.size] += 1
             channels = max(channels, 3 if image.mode in COLOUR else 1)
@@ -109,7 +109,7 @@ def usual_shape(files: Sequence[Path]) -> Shape:
 
 def read_image(file: Path, shape: Shape) -> np.ndarray:
     """Pixels (channels, height, width), the right way up, on white where the image is transparent."""
-    with opened(file) as image:
+    with open_image(file) as image:
         return pixels_of(image, shape)
 
 
@@ -121,7 +121,7 @@ def pixels_of(image: Image.Image, shape: Shape) -> np.ndarray:
 
 
 @contextmanager
-def opened(file: Path | BinaryIO, name: str | None = None) -> Iterator[Image.Image]:
+def open_image(file: Path | BinaryIO, name: str | None = None) -> Iterator[Image.Image]:
     """An image of a colour space that can be read; its damage, whenever it is found, is told in one sentence."""
     called = Path(name or str(file))
     try:

@@ -61,7 +61,7 @@ def open_inputs(
     return replace(inputs, batches=itertools.chain([first], inputs.batches))
 
 
-def unnamed(inputs: Inputs) -> Inputs:
+def drop_names(inputs: Inputs) -> Inputs:
     """Rows without the names of their columns, for a model that was fitted to such."""
     if inputs.kind != "tables":
         return inputs

@@ -31,7 +31,7 @@ def read_outliers(named: str, inputs: Inputs, inliers: X, store: Callable[[], St
         given = open_inputs(Path(named), columns=inputs.columns, size=size, channels=channels, mixed=inputs.mixed)
         if given.kind != inputs.kind:
             raise ValueError(f"{named} holds {given.kind}, the training data {inputs.kind}; give outliers of that kind")
-        return given.gathered().x
+        return given.gather().x
     if all(isinstance(leaf, Synthetic) for leaf in leaves(parse(named))):
         return named
     if "/" in named or Path(named).suffix:

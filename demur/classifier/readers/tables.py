@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from demur.classifier.readers.base import BATCH, Asked, Batch, Check, Inputs, label_column, listed, wrong_rows
+from demur.classifier.readers.base import BATCH, Asked, Batch, Check, Inputs, join_names, label_column, wrong_rows
 from demur.data.formats import reading
 
 GAPS = pa.array(  # what Arrow takes for an empty cell of numbers
@@ -133,7 +133,7 @@ def open_parquet(asked: Asked) -> Inputs:
     if missing or not taken:
         raise ValueError(
             f"{path} has no column {', '.join(map(repr, missing)) or 'but the label'}; its columns are "
-            f"{listed(header)}; rename them, or give another file"
+            f"{join_names(header)}; rename them, or give another file"
         )
     for name in taken:
         kind = file.schema_arrow.field(name).type

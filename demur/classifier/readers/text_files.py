@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv
 
-from demur.classifier.readers.base import BATCH, LABELS, Asked, Batch, Inputs, label_column, listed, wrong_rows
+from demur.classifier.readers.base import BATCH, LABELS, Asked, Batch, Inputs, join_names, label_column, wrong_rows
 from demur.classifier.readers.tables import as_cells, is_mixed, wrong_cells
 from demur.data.formats import reading
 
@@ -57,7 +57,7 @@ def open_csv(stream: io.BufferedReader, asked: Asked) -> Inputs:
     if missing or not taken:
         raise ValueError(
             f"{path} has no column {', '.join(map(repr, missing)) or 'but the label'}; its columns are "
-            f"{listed(header)}; rename them, or give another file"
+            f"{join_names(header)}; rename them, or give another file"
         )
     reopened = reopener(stream)
     mixed = asked.mixed
@@ -236,7 +236,9 @@ def read_header(stream: io.BufferedReader, path: Path, columns: Sequence[str]) -
     if twice:
         raise ValueError(f"{path} has more than one column {twice[0]!r}; rename all but one")
     if all(is_number(name) for name in header) and not (columns and {*columns} <= {*header}):
-        raise ValueError(f"{path} has no names of columns in its first line, but {listed(header)}; put one above it")
+        raise ValueError(
+            f"{path} has no names of columns in its first line, but {join_names(header)}; put one above it"
+        )
     return header, delimiter
 
 

@@ -5,7 +5,7 @@ import importlib.util
 from typing import Any
 
 
-def needed(module: str, extra: str) -> Any:
+def import_extra(module: str, extra: str) -> Any:
     """The module, or a sentence that says how to install it."""
     try:
         return importlib.import_module(module)
