@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test mutants results clean
+.PHONY: demo test docs mutants results clean
 
 demo: $(BIN)/demur
 	$(BIN)/demur demo
@@ -12,6 +12,10 @@ test: $(BIN)/demur
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+# the site, in build/docs: open build/docs/index.html; a warning is an error
+docs: $(BIN)/demur
+	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
 
 # small changes of the core, one at a time: do the tests notice? about a quarter of an hour on one core, and resumable
 mutants: $(BIN)/demur
