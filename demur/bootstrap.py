@@ -38,7 +38,9 @@ def interval(resampled: Array) -> tuple[float, float]:
 # the metrics of `demur.metrics.Separation`, inliers positive, in every resample of both sides -------------------------
 
 
-def against(metric: str, inside: Array, outside: Array, drawn_inside: Counts, drawn_outside: Counts) -> Array:
+def resample_separation(
+    metric: str, inside: Array, outside: Array, drawn_inside: Counts, drawn_outside: Counts
+) -> Array:
     by_inside, by_outside = np.argsort(inside), np.argsort(outside)
     return AGAINST[metric](inside[by_inside], outside[by_outside], drawn_inside[by_inside], drawn_outside[by_outside])
 
@@ -46,22 +48,22 @@ def against(metric: str, inside: Array, outside: Array, drawn_inside: Counts, dr
 def _fpr95(positive: Array, negative: Array, drawn_positive: Counts, drawn_negative: Counts) -> Array:
     place = 0.05 * (len(positive) - 1)
     lower, upper = int(place), min(int(place) + 1, len(positive) - 1)
-    drawn = _below(drawn_positive[: lower + 15 * int(lower**0.5) + 30])[1:]  # every resample has its 5 % in there
+    drawn = _cumulate(drawn_positive[: lower + 15 * int(lower**0.5) + 30])[1:]  # every resample has its 5 % in there
     below, above = (positive[(drawn <= rank).sum(0)] for rank in (lower, upper))
     threshold = below + (place - lower) * (above - below)
     rejected = np.searchsorted(negative, threshold, "left")
-    return 1 - np.take_along_axis(_below(drawn_negative), rejected[None], axis=0)[0] / len(negative)
+    return 1 - np.take_along_axis(_cumulate(drawn_negative), rejected[None], axis=0)[0] / len(negative)
 
 
 def _auroc(positive: Array, negative: Array, drawn_positive: Counts, drawn_negative: Counts) -> Array:
-    below = _below(drawn_negative)
+    below = _cumulate(drawn_negative)
     pairs = below[np.searchsorted(negative, positive, "left")] + below[np.searchsorted(negative, positive, "right")]
     return np.einsum("ij,ij->j", pairs, drawn_positive, dtype=np.float64) / (2 * len(positive) * len(negative))
 
 
 def _aupr_published(positive: Array, negative: Array, drawn_positive: Counts, drawn_negative: Counts) -> Array:
     """Recall rises at the positives' values only: the precision above such a value, and from it on."""
-    positives, negatives = _below(drawn_positive), _below(drawn_negative)
+    positives, negatives = _cumulate(drawn_positive), _cumulate(drawn_negative)
     area = np.zeros(drawn_positive.shape[1])
     for values in np.array_split(np.unique(positive), 32):  # in parts, since large arrays are slow to come by
         above, from_there = (
@@ -76,7 +78,7 @@ def _aupr_published(positive: Array, negative: Array, drawn_positive: Counts, dr
     return area / (2 * len(positive))
 
 
-def _below(drawn: Counts) -> NDArray[np.int32]:
+def _cumulate(drawn: Counts) -> NDArray[np.int32]:
     """How many are drawn among the i lowest, i from 0 to all."""
     total = np.zeros((len(drawn) + 1, drawn.shape[1]), np.int32)
     for i, row in enumerate(drawn):  # by rows, since numpy's cumsum down the columns takes six times as long

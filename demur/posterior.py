@@ -50,7 +50,7 @@ class Borrowed:
         return self.network
 
 
-def untouched(network: nn.Module) -> nn.Module:
+def copy_network(network: nn.Module) -> nn.Module:
     """A copy around the same parameters, for a pass may change buffers or count itself; the network if there is none.
 
     What cannot be copied, with a lock in it or a closure around it, can only be used as it is.
@@ -92,10 +92,10 @@ class Point:
         return x
 
     def networks(self) -> Iterator[Callable[[Tensor], Tensor]]:
-        yield untouched(self.network)
+        yield copy_network(self.network)
 
     def logits(self, x: Tensor, sample: int = 0) -> Tensor:
-        return untouched(self.network)(x)
+        return copy_network(self.network)(x)
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class Gaussian:
     def trunk(self, x: Tensor) -> Tensor:
         if not self.over_head:
             return x
-        network = untouched(self.network)
+        network = copy_network(self.network)
         return network.features(x).to(network.get_parameter("head.weight").dtype)  # type: ignore[operator]
 
     def network_at(self, sample: int) -> nn.Module:

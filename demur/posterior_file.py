@@ -34,7 +34,7 @@ def save(posterior: Posterior, path: str | Path, about: Mapping[str, str] | None
     path = Path(path)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        save_file(_apart(tensors), unfinished, metadata={"demur": json.dumps(header)})
+        save_file(_unshare(tensors), unfinished, metadata={"demur": json.dumps(header)})
         os.replace(unfinished, path)
     except SafetensorError as error:
         raise OSError(f"cannot write {path}: {error}") from None
@@ -150,7 +150,7 @@ def _tuning(node: Mapping[str, Any]) -> Tuning | None:
     return tuning
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _unshare(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors that share memory, as components around one network do, each with its own."""
     seen: set[int] = set()
     apart = {}

@@ -52,13 +52,13 @@ def _parts(value: Any) -> Iterator[Any]:
         yield from _parts({name: getattr(value, name) for name in held})
 
 
-def code(package: Path = PACKAGE) -> dict[str, str | None]:
+def describe_code(package: Path = PACKAGE) -> dict[str, str | None]:
     """The commit, where the package lies in a checkout of its own, and in any case a hash of its source."""
-    return dict(_code(package))
+    return dict(_read_code(package))
 
 
 @lru_cache
-def _code(package: Path) -> tuple[tuple[str, str | None], ...]:
+def _read_code(package: Path) -> tuple[tuple[str, str | None], ...]:
     sources = sorted((path.relative_to(package).as_posix(), path) for path in package.rglob("*.py"))
     source = digest({name: path.read_bytes() for name, path in sources})
     return ("commit", commit_of(package)), ("source", source)

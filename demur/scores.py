@@ -216,6 +216,6 @@ def parts_for(scores: Iterable[Score]) -> frozenset[str]:
     return frozenset(part for score in scores for part in score.needs)
 
 
-def learns(scores: Iterable[Score]) -> list[Score]:
+def scores_to_fit(scores: Iterable[Score]) -> list[Score]:
     """Those that learn from training inputs."""
     return [score for score in scores if score.fit is not None]

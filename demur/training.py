@@ -149,7 +149,7 @@ def train(
             break
         step = step.unless_changed()
         loss = run_epoch([learner], step, recipe, rate, epoch, turn)
-        tell(epoch + 1, recipe, loss, None if watch is None else watch.look(epoch + 1, loss), turn)
+        report_epoch(epoch + 1, recipe, loss, None if watch is None else watch.look(epoch + 1, loss), turn)
         yield epoch + 1
         over = turn is not None and turn.done() >= 1
         checkpoint.write(epoch + 1, last=over or epoch + 1 == recipe.epochs)
@@ -261,7 +261,9 @@ def set_rate(optimizer: torch.optim.Optimizer, share: float) -> None:
             group["lr"] = lr
 
 
-def tell(epoch: int, recipe: Recipe, loss: float, accuracy: float | None = None, turn: Turn | None = None) -> None:
+def report_epoch(
+    epoch: int, recipe: Recipe, loss: float, accuracy: float | None = None, turn: Turn | None = None
+) -> None:
     """Say how the epoch went; loudly if it went to ruin."""
     if not math.isfinite(loss):
         raise FloatingPointError(

@@ -12,7 +12,7 @@ from demur.paper.grid import CONVENTIONS, STUDIES, Cell, select
 from demur.paper.published import LEFT_OUT, SHIFT_SETS, mean_but, outliers_of
 from demur.paper.statistics import UNCLEAR, YES
 from demur.paper.verdicts import examine, waiting
-from demur.paper.views import LUCK, NOISE, ours, printed
+from demur.paper.views import LUCK, NOISE, own_view, printed_view
 from demur.report.page import write_report
 from demur.report.verdicts import claims_document
 from demur.study.measuring import TEST, Value
@@ -90,7 +90,7 @@ def made(cells: Iterable[Cell], world: World = as_claimed, seeds: int = 3) -> li
 
 def verdicts(claim: Claim, cells: list[Measured]) -> list[str]:
     """The words, without the numbers."""
-    return [examine(claim, ours(cells, convention)).text.partition(" (")[0] for convention in CONVENTIONS]
+    return [examine(claim, own_view(cells, convention)).text.partition(" (")[0] for convention in CONVENTIONS]
 
 
 def titled(words: str) -> Claim:
@@ -123,7 +123,7 @@ def test_it_does_in_part_where_worlds_are_mixed(claim: Claim):
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.title)
 def test_it_waits_where_cells_are_missing_and_says_what_makes_them(claim: Claim):
-    nothing = {convention: ours([], convention) for convention in CONVENTIONS}
+    nothing = {convention: own_view([], convention) for convention in CONVENTIONS}
     assert verdicts(claim, []) == ["waiting", "waiting"]
     made_by_them: set[Cell] = set()
     for command in waiting(claim, nothing):
@@ -132,13 +132,13 @@ def test_it_waits_where_cells_are_missing_and_says_what_makes_them(claim: Claim)
         assert given.keys() <= {"--task", "--convention"}
         made_by_them.update(select(study, tasks=[given["--task"]], convention=given.get("--convention")))
     assert set(claim.cells) <= made_by_them
-    assert not waiting(claim, {convention: ours(made(claim.cells), convention) for convention in CONVENTIONS})
+    assert not waiting(claim, {convention: own_view(made(claim.cells), convention) for convention in CONVENTIONS})
 
 
 def test_what_is_there_is_tested_and_the_rest_waits():
     claim = titled("Plain Bayesian")
     some = [c for c in claim.cells if c.task != "svhn" and (c.task, c.method) != ("cifar100", "vb")]
-    assert examine(claim, ours(made(some), "corrected")).text == "holds (11 of 11 tests, 4 more wait)"
+    assert examine(claim, own_view(made(some), "corrected")).text == "holds (11 of 11 tests, 4 more wait)"
     shorter = [replace(cell, epochs=1) for cell in claim.cells]
     assert verdicts(claim, made(shorter)) == ["waiting", "waiting"]
 
@@ -150,7 +150,7 @@ def test_uniform_noise_is_judged_apart():
         return (contrary if where == LUCK else as_claimed)(cell, where, metric)
 
     claim = titled("Plain Bayesian")
-    tested = examine(claim, ours(made(claim.cells, lucky), "corrected"))
+    tested = examine(claim, own_view(made(claim.cells, lucky), "corrected"))
     assert tested.text == "holds (15 of 15 tests)"
     apart = [one for one in tested.made if "uniform" in one.test.quantity]
     assert len(apart) == 15
@@ -166,7 +166,7 @@ def test_seconds_are_compared_only_of_networks_that_had_the_device_alone():
 
 def test_ties_are_counted():
     claim = titled("NC is the best")
-    text = examine(claim, ours(made(claim.cells, lambda *place: 0.5), "corrected")).text
+    text = examine(claim, own_view(made(claim.cells, lambda *place: 0.5), "corrected")).text
     assert text == "holds (6 of 6 tests, 6 of them ties)"
 
 
@@ -198,7 +198,7 @@ def test_a_collapsed_classifier_is_never_better():
     figures = {**cells[0].values, (TEST, "majority"): Value(0.9)}
     gone = Cell("sst", "la+ml")
     cells = [replace(one, values=figures) if replace(one.cell, seed=0) == gone else one for one in cells]
-    assert examine(claim, ours(cells, "corrected")).text == "holds in part (9 of 10 tests)"
+    assert examine(claim, own_view(cells, "corrected")).text == "holds in part (9 of 10 tests)"
     assert "no: `la+ml` 70.0‡" in claims_document(cells)
 
 
@@ -212,7 +212,7 @@ def test_a_collapsed_classifier_does_not_tell_what_soft_labels_cost():
     ]
     found = {
         (one.test.tasks[0], one.test.quantity, {one.test.one, one.test.other} & {"la", "vb"} == {"la"}): one.outcome
-        for one in examine(claim, ours(cells, "corrected")).made
+        for one in examine(claim, own_view(cells, "corrected")).made
     }
     assert found["cifar10", "accuracy", True] == found["cifar10", "ECE", True] == UNCLEAR
     assert found["cifar10", "accuracy", False] == found["cifar100", "ECE", True] == YES
@@ -228,7 +228,7 @@ def test_seeds_that_disagree_leave_it_open():
         return 0.6
 
     cells = made([cell for cell in claim.cells if cell.task == "mnist"], lucky, seeds=2)
-    both = examine(claim, ours(cells, "corrected"))
+    both = examine(claim, own_view(cells, "corrected"))
     assert {one.outcome for one in both.made if one.test.counts} == {UNCLEAR}
     assert both.text == "undecided (0 of 3 tests, 3 unclear, 12 more wait)"
     assert both.seeds == {"mnist": (2, 2)}
@@ -237,9 +237,9 @@ def test_seeds_that_disagree_leave_it_open():
 def test_what_one_network_shows_is_held_against_the_spread_of_the_task():
     claim = titled("Plain Bayesian")
     cells = made([cell for cell in claim.cells if cell.task == "mnist"], seeds=1)
-    assert examine(claim, ours(cells, "corrected")).text == "holds (3 of 3 tests, 12 more wait)†"  # it is assumed
+    assert examine(claim, own_view(cells, "corrected")).text == "holds (3 of 3 tests, 12 more wait)†"  # it is assumed
     others = [measured(Cell("mnist", "map", seed), lambda cell, *place: cell.seed / 6) for seed in range(6)]
-    known = examine(claim, ours([*cells, *others], "corrected"))
+    known = examine(claim, own_view([*cells, *others], "corrected"))
     assert {one.outcome for one in known.made if one.test.counts} == {UNCLEAR}
     assert "†" not in known.text
 
@@ -248,7 +248,7 @@ def test_what_one_network_shows_is_held_against_the_spread_of_the_task():
 
 
 def test_what_the_papers_tables_say_of_its_claims():
-    view = printed()
+    view = printed_view()
     found = {number: examine(claim, view).text for number, claim in enumerate(CLAIMS, 1) if claim.is_printed}
     assert found == {
         1: "holds in part (41 of 45 tests)",  # on CIFAR-100 accuracy and confidence differ
@@ -295,6 +295,6 @@ def test_one_more_network_of_one_method_changes_nothing_for_the_others():
     claim = titled("Plain Bayesian")
     cells = made([cell for cell in claim.cells if cell.convention == "corrected"])
     again = measured(Cell("mnist", "map+oe", 3), lambda cell, *place: as_claimed(cell, *place) * 1.01)
-    one, more = (examine(claim, ours(some, "corrected")) for some in (cells, [*cells, again]))
+    one, more = (examine(claim, own_view(some, "corrected")) for some in (cells, [*cells, again]))
     assert one.text == more.text
     assert one.seeds == more.seeds

@@ -18,7 +18,7 @@ from demur.checkpoint import checkpointed
 from demur.graphs import Recorded
 from demur.inference import MAP, CyclicalSGHMC, Ensemble, Flipout, Inference, VariationalBayes, together
 from demur.inference.fisher import diagonal_fisher
-from demur.inference.together import pays, train_together
+from demur.inference.together import can_train_together, train_together
 from demur.likelihoods import none_class, plain
 from demur.metrics import METRICS
 from demur.networks import HeadedNetwork, gru, lenet, mixed_precision, mlp, wide_resnet
@@ -203,9 +203,14 @@ def test_networks_side_by_side_are_those_trained_one_after_another(network_name,
 
 def test_side_by_side_is_for_networks_that_draw_nothing(recorded):
     task = make_task().to("cuda")
-    assert pays(partial(mlp, inputs=4), plain(3), task.training) is True
-    assert pays(partial(gru, vocabulary=5), plain(3), task.training) is False
-    assert pays(lambda outputs: nn.Sequential(nn.Dropout(0.5), nn.Linear(4, outputs)), plain(3), task.training) is False
+    assert can_train_together(partial(mlp, inputs=4), plain(3), task.training) is True
+    assert can_train_together(partial(gru, vocabulary=5), plain(3), task.training) is False
+    assert (
+        can_train_together(
+            lambda outputs: nn.Sequential(nn.Dropout(0.5), nn.Linear(4, outputs)), plain(3), task.training
+        )
+        is False
+    )
     before = torch.cuda.get_rng_state()
     Ensemble(members=2).fit(NETWORKS["mlp"][0], plain(3), task.training, RECIPE)
     assert recorded == [2]

@@ -25,9 +25,9 @@ from demur.tasks import IMAGES, TASKS, load
 from demur.tasks.augment import Jitter
 from demur.tasks.images import (
     CroppedOrResized,
-    drawn,
+    draw_ood,
     fashion_mnist,
-    fitted,
+    fit_images,
     image_task,
     mnist,
     natural_outliers,
@@ -104,7 +104,7 @@ def test_smooth_noise_to_test_with_is_made_from_the_test_images(whole: Store) ->
     task = mnist(whole)
     draws = generator_for("test noise")
     torch.randint(256, (40, *GREY), generator=draws, dtype=torch.uint8)  # the uniform noise comes first
-    assert torch.equal(task.testing.ood["smooth"], smooth(drawn(task.testing.test.x), draws))
+    assert torch.equal(task.testing.ood["smooth"], smooth(draw_ood(task.testing.test.x), draws))
     assert torch.equal(task.testing.ood["far_away"], 5000 * (task.testing.ood["uniform"] / 255))
 
 
@@ -124,9 +124,9 @@ def test_what_is_missing_is_named_and_what_stands_in_is_called_by_its_name(store
 
 def test_at_most_10000_inputs_always_the_same() -> None:
     x = torch.arange(12_000)
-    assert len(set(drawn(x).tolist())) == 10_000
-    assert torch.equal(drawn(x), drawn(x))
-    assert sorted(drawn(x[:50]).tolist()) == list(range(50))
+    assert len(set(draw_ood(x).tolist())) == 10_000
+    assert torch.equal(draw_ood(x), draw_ood(x))
+    assert sorted(draw_ood(x[:50]).tolist()) == list(range(50))
 
 
 # splits
@@ -216,7 +216,7 @@ def test_half_the_outliers_are_windows_of_the_padded_grey_image_and_half_are_res
         for right in range(9):
             same = np.abs(made[:, 0].numpy() - padded[:, down : down + 28, right : right + 28]).max((1, 2)) <= 1
             window[same] += 1 + 9 * down + right
-    resized = (made == fitted(images, GREY)).flatten(1).all(1).numpy()
+    resized = (made == fit_images(images, GREY)).flatten(1).all(1).numpy()
     assert ((window > 0) != resized).all()
     assert 900 < resized.sum() < 1100
     assert set(window) == set(range(82))
@@ -281,9 +281,9 @@ def pillow(image: Tensor, mode: str, size: int) -> np.ndarray:
 @pytest.mark.parametrize(("given", "wanted", "mode"), [(COLOUR, GREY, "L"), (GREY, COLOUR, "RGB")])
 def test_colours_and_sizes_are_changed_as_pillow_does(given: torch.Size, wanted: torch.Size, mode: str) -> None:
     x = random_images(100, given)
-    for mine, image in zip(fitted(x, wanted).numpy().astype(int), x, strict=True):
+    for mine, image in zip(fit_images(x, wanted).numpy().astype(int), x, strict=True):
         assert np.abs(mine - pillow(image, mode, wanted[1])).max() <= 1
-    assert fitted(x, given) is x
+    assert fit_images(x, given) is x
 
 
 # variation while training

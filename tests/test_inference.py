@@ -14,7 +14,7 @@ from torch import nn
 from demur.inference import INFERENCES, MAP, CyclicalSGHMC, Ensemble, Flipout, Laplace, VariationalBayes, ensemble
 from demur.inference.base import fit_parts
 from demur.inference.fisher import diagonal_fisher
-from demur.inference.together import pays, train_together
+from demur.inference.together import can_train_together, train_together
 from demur.likelihoods import LIKELIHOODS, none_class, plain
 from demur.methods import METHODS, parse_method
 from demur.metrics import Prediction, accuracy, brier, nll
@@ -129,11 +129,11 @@ def test_an_ensemble_trains_its_members_at_once_only_where_that_pays(task, netwo
         return made
 
     given = network
-    assert pays(network, plain(3), task.training) is False  # on a CPU
+    assert can_train_together(network, plain(3), task.training) is False  # on a CPU
     monkeypatch.setattr(ensemble, "train_together", together)
     Ensemble(members=2).fit(network, plain(3), task.training, recipe)
     assert not calls
-    monkeypatch.setattr(ensemble, "pays", lambda its, likelihood, task: (its, likelihood) == (given, plain(3)))
+    monkeypatch.setattr(ensemble, "can_train_together", lambda its, likelihood, task: (its, likelihood) == (given, plain(3)))
     assert Ensemble(members=2).fit(network, plain(3), task.training, replace(recipe, seed=4)).parts == tuple(made)
     assert [[its.seed for its in recipes] for recipes in calls] == [[8, 9]]
     assert Ensemble(members=2).fit(network, plain(3), task.training, recipe, made[::-1]).parts == tuple(made[::-1])

@@ -16,7 +16,7 @@ from PIL import Image
 from demur.classifier.readers import BATCH, LARGEST, open_inputs, read_outliers
 from demur.classifier.readers.text_files import BLOCK
 from demur.data.store import Store
-from demur.tasks.images import fitted
+from demur.tasks.images import fit_images
 
 
 def written(tmp_path, name, content):
@@ -106,7 +106,7 @@ def test_images_are_brought_to_the_most_frequent_size_and_to_common_colours(tmp_
     assert given.shape == (3, 40, 20)
     np.testing.assert_array_equal(read[0], np.repeat(ramp[None, ..., 0], 3, 0))  # grey in three channels
     # larger by Pillow and by torch, within rounding
-    by_torch = fitted(torch.from_numpy(ramp[:20]).permute(2, 0, 1)[None], torch.Size((3, 40, 20)))
+    by_torch = fit_images(torch.from_numpy(ramp[:20]).permute(2, 0, 1)[None], torch.Size((3, 40, 20)))
     assert np.abs(read[2].astype(int) - by_torch[0].numpy()).max() <= 1
     assert open_inputs(tmp_path, size=(8, 6), channels=1).gather().x.shape == (3, 1, 8, 6)
     Image.new("L", (1000, 500)).save(tmp_path / "only.png")

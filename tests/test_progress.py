@@ -69,11 +69,11 @@ class Clock:
 def test_where_there_is_no_terminal_a_line_is_printed_now_and_then(monkeypatch, capsys):
     event = Clock()
     monkeypatch.setattr(progress, "threading", SimpleNamespace(Event=lambda: event, Thread=threading.Thread))
-    with progress.now_and_then(lambda: "reading x.csv", quiet=False):
+    with progress.repeat_line(lambda: "reading x.csv", quiet=False):
         pass
     assert event.waited == [progress.FIRST_LINE, progress.NEXT_LINES, progress.NEXT_LINES]
     assert capsys.readouterr() == ("", "demur: reading x.csv\n" * 2)
-    with progress.now_and_then(lambda: "reading x.csv", quiet=True):
+    with progress.repeat_line(lambda: "reading x.csv", quiet=True):
         pass
     assert capsys.readouterr() == ("", "")
 

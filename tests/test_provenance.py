@@ -10,7 +10,7 @@ import torch
 
 from demur.outliers.noise import Mixed
 from demur.outliers.synthetic import FromInliers, smooth_noise, uniform_noise
-from demur.provenance import PACKAGE, code, commit_of, digest
+from demur.provenance import PACKAGE, commit_of, describe_code, digest
 from demur.training_data import Fixed, Split
 
 
@@ -57,13 +57,13 @@ def test_another_repository_is_not_taken_for_its_own(project: Path, tmp_path: Pa
 def test_without_git_the_source_is_still_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     shutil.copytree(PACKAGE, tmp_path / "demur")
-    known = code(tmp_path / "demur")
+    known = describe_code(tmp_path / "demur")
     assert known["commit"] is None
-    assert known["source"] == code()["source"]
+    assert known["source"] == describe_code()["source"]
     shutil.copytree(PACKAGE, tmp_path / "changed" / "demur")
     with (tmp_path / "changed" / "demur" / "metrics.py").open("a") as file:
         file.write("\n")
-    assert code(tmp_path / "changed" / "demur")["source"] != known["source"]
+    assert describe_code(tmp_path / "changed" / "demur")["source"] != known["source"]
 
 
 @dataclass(frozen=True)

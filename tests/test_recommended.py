@@ -15,18 +15,18 @@ from demur.paper.recommended import (
     SCORES,
     TASKS,
     Candidate,
+    compare_to_printed,
     measure,
-    recommended,
+    recommend,
     scores_of,
-    standing,
     trained_with,
     validate,
 )
 from demur.paper.statistics import Known
-from demur.paper.views import best_printed, ours
+from demur.paper.views import best_printed, own_view
 from demur.report import sections
 from demur.report.sheet import Sheet, as_markdown, markdown
-from demur.study.measuring import TEST, Value, scored
+from demur.study.measuring import TEST, Value, metric_name
 from demur.study.records import Record
 from demur.study.run import FAR_AWAY
 from demur.study.table import Measured, cells_csv, read_tables, results_csv
@@ -69,7 +69,7 @@ def values(figures: dict[tuple[str, str], float], half: float = 0.01) -> dict[tu
 def on_test(task: str, fpr95: float, accuracy: float) -> dict[tuple[str, str], float]:
     """The same FPR95 on every set and by every score."""
     sets = (*OOD_SETS[task], FAR_AWAY, mean_but(), mean_but("smooth", "uniform"))
-    outside = {(name, scored("fpr95", score)): fpr95 for name in sets for score in SCORES}
+    outside = {(name, metric_name("fpr95", score)): fpr95 for name in sets for score in SCORES}
     return outside | {(TEST, "accuracy"): accuracy}
 
 
@@ -82,14 +82,14 @@ def planted(
     cells = []
     for cell in STUDIES["recommended"]:
         by_score = [Candidate(cell.method, cell.outliers, score) for score in scores_of(cell.method)]
-        figures = {(PRINTED, scored("fpr95", one.score)): fpr95(one, cell.task) for one in by_score}
+        figures = {(PRINTED, metric_name("fpr95", one.score)): fpr95(one, cell.task) for one in by_score}
         figures[VALIDATION, "accuracy"] = accuracy(by_score[0], cell.task)
         cells.append(made(cell, figures | on_test(cell.task, *test())))
     return cells
 
 
 def choice(cells: list[Measured]) -> Candidate | None:
-    return recommended(validate(ours(cells, "corrected")))
+    return recommend(validate(own_view(cells, "corrected")))
 
 
 def drawn(seed: int) -> dict[tuple[Candidate, str], float]:
@@ -103,14 +103,14 @@ def drawn(seed: int) -> dict[tuple[Candidate, str], float]:
 @pytest.mark.parametrize("seed", range(5))
 def test_the_least_mean_over_the_validated_tasks_wins(seed: int):
     figures = drawn(seed)
-    validated = validate(ours(planted(lambda *place: figures[place]), "corrected"))
+    validated = validate(own_view(planted(lambda *place: figures[place]), "corrected"))
     means = {candidate: np.mean([figures[candidate, task] for task in TASKS]) for candidate in ALL}
     assert [one.candidate for one in validated] == sorted(ALL, key=means.__getitem__)
     best = min(ALL, key=means.__getitem__)
     shares = [figures[best, task] for task in TASKS]
     error = math.sqrt(sum(share * (1 - share) for share in shares) / LETTER_COUNT) / len(shares)
     level = [candidate for candidate in ALL if means[candidate] <= means[best] + error]
-    chosen = recommended(validated)
+    chosen = recommend(validated)
     assert chosen in level
     assert chosen == best or len(level) > 1
 
@@ -120,7 +120,7 @@ def test_no_test_figure_has_a_say(seed: int):
     figures, draw = drawn(0), np.random.default_rng(seed)
     usual = planted(lambda *place: figures[place])
     other = planted(lambda *place: figures[place], test=lambda: tuple(draw.uniform(size=2)))
-    assert validate(ours(usual, "corrected")) == validate(ours(other, "corrected"))
+    assert validate(own_view(usual, "corrected")) == validate(own_view(other, "corrected"))
 
 
 @pytest.mark.parametrize(("accuracy", "is_out"), [(0.9, False), (0.889, False), (0.888, True)])
@@ -132,7 +132,7 @@ def test_half_a_point_and_a_standard_error_of_accuracy_may_be_lost(accuracy: flo
 
     cells = planted(lambda candidate, task: 0.1 if candidate == best else 0.2, accuracies)
     assert (choice(cells) != best) == is_out
-    assert [one.accurate for one in validate(ours(cells, "corrected")) if one.candidate == best] == [not is_out]
+    assert [one.accurate for one in validate(own_view(cells, "corrected")) if one.candidate == best] == [not is_out]
 
 
 def test_ties_go_to_laplace_then_to_the_share_then_to_fewer_outliers():
@@ -157,8 +157,8 @@ def test_who_lacks_a_task_cannot_be_chosen():
     cells = planted(lambda candidate, task: 0.1 if candidate == best else 0.2)
     assert choice(cells) == best
     some = [one for one in cells if (one.cell.task, one.cell.method) != ("mnist", "de+nc")]
-    validated = validate(ours(some, "corrected"))
-    assert recommended(validated) == ("la+nc", None, "none_share")
+    validated = validate(own_view(some, "corrected"))
+    assert recommend(validated) == ("la+nc", None, "none_share")
     assert {one.candidate.method for one in validated[-3:]} == {"de+nc"}
     assert all(math.isnan(one.mean) for one in validated[-3:])
     # nor one that was not validated, or not at full length
@@ -177,8 +177,8 @@ def test_a_task_alone_may_choose_another():
 
     cells = planted(figures)
     cells = [one for one in cells if (one.cell.method, one.cell.task) != ("map+nc", "mnist")]  # not asked of it
-    view = ours(cells, "corrected")
-    assert {task: recommended(validate(view, [task])) for task in TASKS} == {
+    view = own_view(cells, "corrected")
+    assert {task: recommend(validate(view, [task])) for task in TASKS} == {
         "mnist": for_all,
         "fashion_mnist": for_all,
         "cifar10": for_one,
@@ -211,7 +211,7 @@ def test_the_papers_best_rows():
 
 
 def test_what_was_trained_with_is_not_counted_on_either_side():
-    view = ours(planted(lambda *place: 0.1), "corrected")
+    view = own_view(planted(lambda *place: 0.1), "corrected")
     unseen = [name for name in OOD_SETS["cifar10"] if name not in ("smooth", "uniform")]
     candidate = Candidate("la+nc", NOISES, "none")
     found = measure(view, candidate, "cifar10", trained_with([candidate], "cifar10"))
@@ -222,7 +222,8 @@ def test_what_was_trained_with_is_not_counted_on_either_side():
 def test_ahead_or_behind_is_beyond_the_interval():
     printed_figure = Known(0.1)
     assert [
-        standing(Known(value, value - 0.02, value + 0.02), printed_figure) for value in (0.07, 0.09, 0.11, 0.13)
+        compare_to_printed(Known(value, value - 0.02, value + 0.02), printed_figure)
+        for value in (0.07, 0.09, 0.11, 0.13)
     ] == [
         "ahead",
         "level",
@@ -261,7 +262,7 @@ def test_the_section_says_what_is_missing_and_shows_all_candidates():
 def test_candidates_are_compared_by_the_seeds_and_sets_that_all_have():
     def on_sets(task: str, fpr95: float, of_noise: float) -> dict[tuple[str, str], float]:
         figures = on_test(task, fpr95, 0.9)
-        whole = {(mean_but(), scored("fpr95", score)): (4 * fpr95 + 2 * of_noise) / 6 for score in SCORES}
+        whole = {(mean_but(), metric_name("fpr95", score)): (4 * fpr95 + 2 * of_noise) / 6 for score in SCORES}
         return figures | whole
 
     usual = Candidate("la+nc", None, "none_share")
@@ -299,7 +300,7 @@ def test_a_task_of_which_nothing_was_validated_has_no_say():
 def test_sets_for_which_others_stand_in_are_left_out_below():
     best = Candidate("la+nc", PATCHES, "none")
     cells = planted(lambda candidate, task: 0.1 if candidate == best else 0.3)
-    easy = {("places_classroom", scored("fpr95", score)): 0.0 for score in SCORES}
+    easy = {("places_classroom", metric_name("fpr95", score)): 0.0 for score in SCORES}
     cells = [
         replace(
             one,

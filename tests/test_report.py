@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 from torch import Tensor
 
-from demur.bootstrap import AGAINST, against, counts, interval
+from demur.bootstrap import AGAINST, counts, interval, resample_separation
 from demur.metrics import METRICS, Prediction, Separation, accuracy, ece, ece_published, mmc
-from demur.paper.agreement import agreement, compared, coverage
-from demur.paper.further import PRINTED, VALIDATION, shifted
+from demur.paper.agreement import agreement, compare_printed, coverage
+from demur.paper.further import PRINTED, VALIDATION, shift_set_name
 from demur.paper.grid import STUDIES, Cell
-from demur.paper.measuring import BOUNDED, averaged, values_of
+from demur.paper.measuring import BOUNDED, sets_to_average, values_of
 from demur.paper.published import (
     BY_TASK,
     DEFAULT_OUTLIERS,
@@ -38,7 +38,7 @@ from demur.paper.published import (
     shift_by_severity,
     shift_figures,
 )
-from demur.paper.views import ours
+from demur.paper.views import own_view
 from demur.report import sheet as formats
 from demur.report import tables as terminal
 from demur.report.compare import tables
@@ -46,14 +46,14 @@ from demur.report.figures import WIDTH, acceptance, draw_noise_confidence, draw_
 from demur.report.page import write_report
 from demur.report.sheet import Code, Link, Sheet, Small, Strong, as_html, as_latex, as_markdown
 from demur.scores import max_prob_score
-from demur.study.measuring import TEST, Value, resampled
+from demur.study.measuring import TEST, Value, resample_metric
 from demur.study.records import Record
 from demur.study.results import Predicted, Result, write_further, write_result
 from demur.study.run import FAR_AWAY
 from demur.study.run import Row as MeasuredRow
 from demur.study.table import Measured, cells_csv, results_csv
 from demur.study.table import gather as gather_by
-from demur.study.table import measured as measured_by
+from demur.study.table import measured_cell as measured_by
 from demur.tasks.shift import CORRUPTIONS, SEVERITIES
 
 POINTS = 300
@@ -88,7 +88,7 @@ def make_result(
     ood = {name: predict(2.0 + place, classes, none, 100 + place + seed) for place, name in enumerate(names)}
     further = {}
     if "shift" in cell.further:
-        names = [shifted(corruption, severity) for corruption in CORRUPTIONS for severity in SEVERITIES]
+        names = [shift_set_name(corruption, severity) for corruption in CORRUPTIONS for severity in SEVERITIES]
         of_each = {name: 6.0 - int(name[-1]) - len(name) % 3 / 2 for name in names}  # how sure, by severity
         further["shift"] = Predicted(y, {name: predict(less, classes, none, seed, y) for name, less in of_each.items()})
     if "validation" in cell.further:
@@ -220,7 +220,7 @@ def repeated(prediction: Prediction, drawn: np.ndarray) -> tuple[Prediction, np.
 @pytest.mark.parametrize("metric", BOUNDED)
 def test_a_resample_is_the_metric_of_the_points_drawn(metric: str, result: Result):
     drawn = counts("test", POINTS)
-    _, again = resampled(metric, result.test, result.y, drawn)
+    _, again = resample_metric(metric, result.test, result.y, drawn)
     for column in range(4):
         prediction, index = repeated(result.test, drawn[:, column])
         assert again[column] == pytest.approx(METRICS[metric](prediction, result.y[index]), rel=1e-6)
@@ -230,7 +230,7 @@ def test_a_resample_is_the_metric_of_the_points_drawn(metric: str, result: Resul
 def test_a_resample_separates_as_the_points_drawn(metric: str, result: Result):
     inside, outside = -max_prob_score(result.test), -max_prob_score(result.ood["uniform"])
     drawn = counts("test", POINTS), counts("uniform", POINTS)
-    resampled = against(metric, inside, outside, *drawn)
+    resampled = resample_separation(metric, inside, outside, *drawn)
     for column in range(6):
         again = Separation(np.repeat(inside, drawn[0][:, column]), np.repeat(outside, drawn[1][:, column]))
         assert resampled[column] == pytest.approx(getattr(again, metric), rel=1e-6)
@@ -240,7 +240,9 @@ def test_the_interval_of_an_accuracy_is_the_binomials():
     right = np.arange(2000) < 1800
     probs = torch.tensor([[0.6, 0.4]]).expand(2000, 2)
     y = torch.from_numpy(~right).long()
-    low, high = interval(resampled("accuracy", Prediction(probs, None, torch.zeros(2000)), y, counts("test", 2000))[1])
+    low, high = interval(
+        resample_metric("accuracy", Prediction(probs, None, torch.zeros(2000)), y, counts("test", 2000))[1]
+    )
     half = 1.96 * (0.9 * 0.1 / 2000) ** 0.5
     assert (low, high) == (pytest.approx(0.9 - half, abs=0.15 * half), pytest.approx(0.9 + half, abs=0.15 * half))
 
@@ -248,7 +250,9 @@ def test_the_interval_of_an_accuracy_is_the_binomials():
 def test_seeds_that_err_alike_are_no_more_evidence_about_the_test_points_than_one():
     one = measure(make_result(Cell("mnist", "map")))
     twin = replace(one, cell=replace(one.cell, seed=1))
-    alone, both = (ours(cells, "corrected").known("mnist", "map", "kmnist", "fpr95") for cells in ([one], [one, twin]))
+    alone, both = (
+        own_view(cells, "corrected").known("mnist", "map", "kmnist", "fpr95") for cells in ([one], [one, twin])
+    )
     assert (alone.low, alone.high) == pytest.approx((both.low, both.high))
     assert alone.training > both.training > 0
 
@@ -396,9 +400,11 @@ def test_a_mean_has_the_interval_of_the_mean_in_every_resample(cells: list[Measu
     one, result = cells[0], results[0]
     inside = -max_prob_score(result.test)
     names = [name for name in result.ood if name not in (FAR_AWAY, "smooth")]
-    assert averaged("fashion_mnist", result.ood, ["smooth"]) == names
+    assert sets_to_average("fashion_mnist", result.ood, ["smooth"]) == names
     resampled = [
-        against("fpr95", inside, -max_prob_score(result.ood[name]), counts(TEST, POINTS), counts(name, POINTS))
+        resample_separation(
+            "fpr95", inside, -max_prob_score(result.ood[name]), counts(TEST, POINTS), counts(name, POINTS)
+        )
         for name in names
     ]
     found = one.values["mean_but_smooth", "fpr95"]
@@ -420,7 +426,7 @@ def test_a_stand_in_fills_the_place_of_the_set_it_stands_in_for():
 def test_the_shift_means_are_over_all_corruptions(cells: list[Measured], results: list[Result]):
     place = next(place for place, one in enumerate(results) if one.cell.further)
     further = results[place].further["shift"]
-    errors = [ece(further.sets[shifted(corruption, 3)], further.y) for corruption in CORRUPTIONS]
+    errors = [ece(further.sets[shift_set_name(corruption, 3)], further.y) for corruption in CORRUPTIONS]
     found = cells[place].values[SHIFT_SETS[3], "ece"]
     assert found.value == pytest.approx(np.mean(errors), abs=1e-6)
     assert found.low < found.value < found.high
@@ -470,8 +476,8 @@ def test_further_inputs_of_one_folder_add_up(first: tuple[str, ...], then: tuple
     assert one.cell.further == both
     write_report([one], stored)
     assert gather([stored]) == [replace(one, folder=None)]
-    assert ours([one], "corrected").seeds(replace(cell, further=first)) == 1
-    assert ours(gather([of_then]), "corrected").seeds(replace(cell, further=first)) == 0
+    assert own_view([one], "corrected").seeds(replace(cell, further=first)) == 1
+    assert own_view(gather([of_then]), "corrected").seeds(replace(cell, further=first)) == 0
 
 
 def test_of_another_folder_nothing_stays(tmp_path: Path):
@@ -591,7 +597,7 @@ def test_the_document_links_every_table_and_has_the_commands_last(report: Path):
 
 
 def test_coverage_and_agreement_count_every_printed_figure(cells: list[Measured]):
-    lines = compared(cells)
+    lines = compare_printed(cells)
     assert len(lines) == 2789
     counts = coverage(lines)
     assert counts.loc[("all", "all"), "printed"] == 2789

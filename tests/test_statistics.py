@@ -19,19 +19,19 @@ from demur.paper.statistics import (
     Difference,
     Known,
     Spread,
-    above,
-    alike,
-    at_least_assumed,
-    below,
+    assume_spread,
+    combine_outcomes,
     difference,
-    joint,
+    is_above,
+    is_below,
+    is_not_above,
+    is_tie,
     mean_difference,
-    not_above,
-    pooled,
+    pool_spread,
     training_half,
 )
 from demur.paper.verdicts import examine
-from demur.paper.views import LUCK, ours
+from demur.paper.views import LUCK, own_view
 from demur.study.measuring import TEST, Value
 from tests.test_claims import measured
 
@@ -43,7 +43,7 @@ def world(seeds: int, gap: float, draw: np.random.Generator, unequal: float = 1.
     """Two of several methods, one better by `gap`: their networks lie apart by training, and tests by their points."""
     spreads = SPREAD * unequal ** draw.uniform(-1, 1, METHODS)
     values = 0.5 + spreads[:, None] * draw.normal(size=(METHODS, max(seeds, 3)))
-    spread = pooled(list(row) for row in values)
+    spread = pool_spread(list(row) for row in values)
     ends = 1.96 * BY_POINTS
 
     def known(method: int, mean: float) -> Known:
@@ -67,12 +67,12 @@ def test_intervals_cover_the_true_difference(seeds: int, unequal: float, least: 
 
 def test_power_grows_with_seeds_and_a_tie_is_called_clear_in_one_of_twenty():
     draw = np.random.default_rng(0)
-    power = [np.mean([below(world(seeds, 0.05, draw)) == YES for _ in range(600)]) for seeds in SEEDS]
+    power = [np.mean([is_below(world(seeds, 0.05, draw)) == YES for _ in range(600)]) for seeds in SEEDS]
     assert power == sorted(power)
     assert power[0] < 0.5
     assert power[-1] > 0.85
     for seeds in SEEDS:
-        ties = [below(world(seeds, 0.0, draw)) for _ in range(600)]
+        ties = [is_below(world(seeds, 0.0, draw)) for _ in range(600)]
         assert ties.count(YES) + ties.count(NO) <= 0.07 * len(ties)
         assert abs(ties.count(YES) - ties.count(NO)) < 30  # in neither direction more than in the other
 
@@ -94,24 +94,24 @@ def test_with_many_seeds_it_is_students():
 def test_the_pooled_spread_is_that_within_methods():
     draw = np.random.default_rng(0)
     rows = [list(mean + 0.02 * draw.normal(size=3)) for mean in draw.uniform(size=500)]
-    found = pooled([*rows, [0.7]])
+    found = pool_spread([*rows, [0.7]])
     assert found.freedom == 1000
     assert math.sqrt(found.variance) == pytest.approx(0.02, rel=0.05)
-    assert pooled([[0.1], [0.9]]) == Spread()
+    assert pool_spread([[0.1], [0.9]]) == Spread()
 
 
 def test_what_is_not_measured_of_the_spread_is_assumed():
-    nothing, little, much = (at_least_assumed(Spread(0.0001, freedom), "fpr95") for freedom in (0, 1, WORTH))
+    nothing, little, much = (assume_spread(Spread(0.0001, freedom), "fpr95") for freedom in (0, 1, WORTH))
     assert math.sqrt(nothing.variance) == pytest.approx(ASSUMED_OTHERWISE)
     assert nothing.variance > little.variance > much.variance == 0.0001
     assert (nothing.assumed, little.assumed, much.assumed) == (True, True, False)
-    assert at_least_assumed(Spread(), "ece").variance < nothing.variance
+    assert assume_spread(Spread(), "ece").variance < nothing.variance
 
 
 def test_seeds_are_paired():
     """What two methods share by seed, such as a lucky network, does not count against their difference."""
     luck = dict(enumerate((0.2, 0.5, 0.9, 0.4, 0.7, 0.1)))
-    spread = pooled([list(luck.values())])
+    spread = pool_spread([list(luck.values())])
     one, other = (Known(0.5 + gap, by_seed={s: v + gap for s, v in luck.items()}, spread=spread) for gap in (0.0, 0.05))
     paired = difference(one, other)
     shuffled = difference(one, replace(other, by_seed=dict(zip(luck, list(luck.values())[::-1], strict=True))))
@@ -125,26 +125,26 @@ def test_seeds_are_paired():
 def test_rules_are_the_same_in_both_directions():
     for value in (-0.03, -0.01, 0.0, 0.01, 0.03):
         apart = Difference(value, 0.02, 1, False)
-        assert below(apart) == above(replace(apart, value=-value))
-        assert (not_above(apart) == NO) == (below(apart) == NO)
-    assert [not_above(Difference(value, 0.02, 1, False)) for value in (-0.01, 0.01)] == [YES, YES]
-    assert [alike(Difference(value, 0.01, 1, False)) for value in (0.0, -0.02, 0.03, -0.05)] == [YES, YES, UNCLEAR, NO]
-    assert below(Difference(math.nan, 0.0, 1, False)) == not_above(Difference(math.nan, 0.0, 1, False)) == UNCLEAR
+        assert is_below(apart) == is_above(replace(apart, value=-value))
+        assert (is_not_above(apart) == NO) == (is_below(apart) == NO)
+    assert [is_not_above(Difference(value, 0.02, 1, False)) for value in (-0.01, 0.01)] == [YES, YES]
+    assert [is_tie(Difference(value, 0.01, 1, False)) for value in (0.0, -0.02, 0.03, -0.05)] == [YES, YES, UNCLEAR, NO]
+    assert is_below(Difference(math.nan, 0.0, 1, False)) == is_not_above(Difference(math.nan, 0.0, 1, False)) == UNCLEAR
 
 
 def test_a_mean_over_tasks_is_surer_than_each():
     one = Difference(-0.02, 0.03, 3, False)
     mean = mean_difference([one] * 4)
     assert (mean.value, mean.half) == pytest.approx((-0.02, 0.015))
-    assert (below(one), below(mean)) == (UNCLEAR, YES)
+    assert (is_below(one), is_below(mean)) == (UNCLEAR, YES)
 
 
 def test_joint_outcomes():
-    assert joint([YES, YES]) == YES
-    assert joint([NO, NO]) == joint([NO, UNCLEAR]) == NO
-    assert joint([UNCLEAR, UNCLEAR]) == UNCLEAR
-    assert joint([YES, NO]) == joint([YES, UNCLEAR]) == "in part"
-    assert joint([YES, UNCLEAR, UNCLEAR]) == joint([NO, UNCLEAR, UNCLEAR]) == UNCLEAR
+    assert combine_outcomes([YES, YES]) == YES
+    assert combine_outcomes([NO, NO]) == combine_outcomes([NO, UNCLEAR]) == NO
+    assert combine_outcomes([UNCLEAR, UNCLEAR]) == UNCLEAR
+    assert combine_outcomes([YES, NO]) == combine_outcomes([YES, UNCLEAR]) == "in part"
+    assert combine_outcomes([YES, UNCLEAR, UNCLEAR]) == combine_outcomes([NO, UNCLEAR, UNCLEAR]) == UNCLEAR
 
 
 def test_three_seeds_never_say_less_than_one():
@@ -169,7 +169,7 @@ def test_three_seeds_never_say_less_than_one():
         networks = [network(method, seed) for method, seed in luck]
         alone = [[one for one in networks if one.cell.seed == seed] for seed in range(3)]
         *each, together = (
-            strength[examine(claim, ours(cells, "corrected")).text.split(" (")[0]] for cells in (*alone, networks)
+            strength[examine(claim, own_view(cells, "corrected")).text.split(" (")[0]] for cells in (*alone, networks)
         )
         weaker += together < max(each)
         stronger += together > max(each)

@@ -26,7 +26,7 @@ from demur.paper.further import (
     grid,
     printed_letters,
     shift,
-    shifted,
+    shift_set_name,
     validation,
 )
 from demur.paper.grid import PAPER_ROWS, STUDIES, commands, select, setting, union
@@ -282,15 +282,15 @@ def test_a_cell_under_shift(noise_as_cifar10: Store, tmp_path: Path):
     y, sets = shift(ours, noise_as_cifar10)
     assert shift(theirs, noise_as_cifar10)[1] is sets
     task = load_task("cifar10", store=noise_as_cifar10, outliers="uniform", limit=30, validation="test")
-    assert torch.equal(sets[shifted("fog", 2)], corrupt(task.testing.test.x, "fog", 2))
+    assert torch.equal(sets[shift_set_name("fog", 2)], corrupt(task.testing.test.x, "fog", 2))
     place = Place(tmp_path / "runs", noise_as_cifar10)
     run_cell(Cell("cifar10", "map", epochs=1, limit=30, further=("shift",)), place)
     (result,) = read_results(place.runs)
     further = result.further["shift"]
-    assert list(further.sets) == [shifted(c, s) for c in CORRUPTIONS for s in SEVERITIES] == list(sets)
+    assert list(further.sets) == [shift_set_name(c, s) for c in CORRUPTIONS for s in SEVERITIES] == list(sets)
     assert torch.equal(further.y, y)
-    right = further.sets[shifted("snow", 4)].probs.argmax(1) == y
-    assert values_of(result)[shifted("snow", 4), "accuracy"].value == float(right.double().mean())
+    right = further.sets[shift_set_name("snow", 4)].probs.argmax(1) == y
+    assert values_of(result)[shift_set_name("snow", 4), "accuracy"].value == float(right.double().mean())
 
 
 @pytest.mark.parametrize(

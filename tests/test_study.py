@@ -29,7 +29,7 @@ from demur.paper.further import plane
 from demur.paper.grid import BY_DEFAULT, CONVENTIONS, PAPER_ROWS, STUDIES, select
 from demur.paper.studies import study_named
 from demur.posterior import Mixture
-from demur.provenance import code, digest
+from demur.provenance import describe_code, digest
 from demur.study import cells as making
 from demur.study import engine
 from demur.study.cells import Place, load_data, networks_of
@@ -399,7 +399,7 @@ def test_the_record_says_how_it_was_made(place: Place):
     assert record["fit"]["recipe"]["epochs"] == 1
     assert record["threads"] == torch.get_num_threads()
     assert {"torch", "python", "demur"} == set(record["versions"])
-    assert {"commit": record["commit"], "source": record["source"]} == code()
+    assert {"commit": record["commit"], "source": record["source"]} == describe_code()
     assert len(record["source"]) == 64
 
 

@@ -9,7 +9,17 @@ import torch
 
 from demur.data.store import MissingData, Store
 from demur.networks import gru
-from demur.tasks.text import PADDING, UNKNOWN, WIDTH, Vocabulary, normalised, pieces, sst, training_and_validation, trec
+from demur.tasks.text import (
+    PADDING,
+    UNKNOWN,
+    WIDTH,
+    Vocabulary,
+    cut_pieces,
+    normalise,
+    sst,
+    training_and_validation,
+    trec,
+)
 
 REVIEWS = ["A warm film , a good film", "A dull film , a bad film", "Good , good !", "Bad : dull"]
 
@@ -46,7 +56,7 @@ def store(tmp_path: Path) -> Store:
     ],
 )
 def test_normalised_words(text: str, words: str) -> None:
-    assert normalised(text) == words.split()
+    assert normalise(text) == words.split()
 
 
 def test_one_sentence_has_the_same_words_in_every_source() -> None:
@@ -57,7 +67,7 @@ def test_one_sentence_has_the_same_words_in_every_source() -> None:
         "he doesn &apos;t like john &apos;s &quot; well-made &quot; films , at all .",  # WMT16
         'He does n\'t like John ’s " well @-@ made " films , at all .',  # WikiText-2
     ]
-    assert len({tuple(normalised(version)) for version in versions}) == 1
+    assert len({tuple(normalise(version)) for version in versions}) == 1
 
 
 def test_vocabulary_has_the_most_frequent_words_that_occur_twice() -> None:
@@ -75,7 +85,7 @@ def test_encode_pads_on_the_left_and_cuts_on_the_right() -> None:
 
 def test_vocabulary_is_of_training_sentences_alone(store: Store) -> None:
     task = sst(store)
-    frequent = Counter(word for text in REVIEWS for word in normalised(text))
+    frequent = Counter(word for text in REVIEWS for word in normalise(text))
     assert int(task.training.train.x.max()) == 1 + sum(count > 1 for count in frequent.values())
     # "sunset" occurs twice in the test set, and "warm" once in training: both are unknown
     assert frequent["warm"] == 1
@@ -86,7 +96,7 @@ def test_vocabulary_is_of_training_sentences_alone(store: Store) -> None:
 def test_pieces_are_consecutive_and_as_long_as_inliers() -> None:
     words = [str(i) for i in range(30_000)]
     lengths = torch.tensor([2, 2, 2, 7])
-    cut = pieces(words, lengths, torch.Generator().manual_seed(0))
+    cut = cut_pieces(words, lengths, torch.Generator().manual_seed(0))
     together = [word for piece in cut for word in piece]
     assert together == words[: len(together)]
     assert len(words) - len(together) < 7

@@ -17,7 +17,7 @@ from demur.names import choose
 from demur.outliers.sharpness import LEAK, Sharpness, sharpness, sharpness_table
 from demur.outliers.values import MATCHED, mix, natural, parse, sets_of, spectrum_matched
 from demur.tasks.base import Task
-from demur.tasks.text import TOKENIZERS, Vocabulary, labelled, ood_texts, training_and_validation
+from demur.tasks.text import TOKENIZERS, Vocabulary, load_split, ood_texts, training_and_validation
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def audit(task: Task, store: Store, *, inside: str = "normalised") -> Audit:
         raise ValueError(
             f"task {task.name!r} has {len(task.training.train)} of {len(train_texts)} sentences; load it without limit"
         )
-    raw = {"train": train_texts, "test": labelled(store, task.name, "test")[0], **ood_texts(store)}
+    raw = {"train": train_texts, "test": load_split(store, task.name, "test")[0], **ood_texts(store)}
     sources = [store.texts(part, "train")[0] for part in sets_of(outliers) if store.has(part, "train")]
     if sources:
         raw["outliers"] = [text for texts in sources for text in texts]

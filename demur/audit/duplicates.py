@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from demur.networks import as_input
-from demur.outliers.spectrum import cosines, unmatched
+from demur.outliers.spectrum import cosines, original_images
 from demur.tasks.base import Task
 from demur.tasks.text import UNKNOWN
 
@@ -44,7 +44,7 @@ def inputs(task: Task) -> dict[str, Tensor]:
 
 
 def image_duplicates(task: Task) -> tuple[Duplicates, ...]:
-    plain = replace(task.training, outliers=unmatched(task.training.shown))
+    plain = replace(task.training, outliers=original_images(task.training.shown))
     sets = inputs(replace(task, training=plain))
     shown = sets.pop("outliers")
     rows = []

@@ -38,7 +38,7 @@ from demur.metrics import Array
 from demur.names import choose, current
 from demur.networks import Network, as_input
 from demur.outliers.synthetic import Groups
-from demur.tasks.text import Vocabulary, normalised
+from demur.tasks.text import Vocabulary, normalise
 from demur.training_data import Recipe, check_finite
 
 LONGEST = 256  # words of a text
@@ -229,11 +229,11 @@ class Texts:
 
     @classmethod
     def of(cls, x: Any) -> "Texts":
-        sentences = [normalised(text) for text in strings(x, "X")]
+        sentences = [normalise(text) for text in strings(x, "X")]
         return cls(Vocabulary.of(sentences).words, min(LONGEST, max(1, *map(len, sentences))))
 
     def read(self, X: Any, what: str = "X") -> Tensor:
-        return Vocabulary(self.words).encode(map(normalised, strings(X, what)), self.width)
+        return Vocabulary(self.words).encode(map(normalise, strings(X, what)), self.width)
 
     def network(self, name: str | None) -> Network:
         return builder(name or "gru", self.kind, (len(self.words),))

@@ -10,7 +10,7 @@ import typer
 
 import demur
 from demur.cli.outputs import FIGURES, Overwrite, check_distinct, check_file, write_whole
-from demur.cli.shared import DeviceName, device_named
+from demur.cli.shared import DeviceName, parse_device
 
 app = typer.Typer()
 
@@ -47,7 +47,7 @@ def bench(
         choose({**rows, "growth": None}, name, "row")
     chosen = [row for name, row in rows.items() if not names or name in names]
     outcomes = []
-    for outcome in run_rows(chosen, Conditions(device_named(device), small, laplace_python)):
+    for outcome in run_rows(chosen, Conditions(parse_device(device), small, laplace_python)):
         outcomes.append(outcome)
         print(*lines(outcome, judge=not small), sep="\n", flush=True)
     grown = []
@@ -61,7 +61,7 @@ def bench(
     if json_file is not None:
         measured = {"rows": [o.as_json() for o in outcomes], "growth": [asdict(line) for line in grown]}
         record = {"demur": demur.__version__} | measured
-        write_whole(json_file, json.dumps(record | circumstances(device_named(device)), indent=2) + "\n")
+        write_whole(json_file, json.dumps(record | circumstances(parse_device(device)), indent=2) + "\n")
 
 
 def _find_benchmarks() -> None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from demur.cli.fitted import said_of_fit
-from demur.cli.outputs import Overwrite, check_file, check_folder, whole_file
+from demur.cli.outputs import Overwrite, check_file, check_folder, write_text_file
 from demur.cli.progress import counting, progress
-from demur.cli.shared import Data, DeviceName, Seed, cache_folder, device_named, make_console, open_store
+from demur.cli.shared import Data, DeviceName, Seed, cache_folder, make_console, open_store, parse_device
 
 if TYPE_CHECKING:
     from demur.classifier import Classifier
@@ -117,7 +117,7 @@ def fit(
             coverage=coverage,
             epochs=epochs,
             time_limit=time_limit,
-            device=device_named(device),
+            device=parse_device(device),
             random_state=seed,
         )
         told = f"{inputs.name} {method}"
@@ -159,11 +159,11 @@ def predict(
 
     from demur.classifier import Classifier
 
-    classifier = Classifier.load(model, device=device_named(device))
+    classifier = Classifier.load(model, device=parse_device(device))
     given = _open_for(classifier, inputs, tolerant=not strict)
     wrong, total = list[str](), 0
     with (
-        nullcontext(sys.stdout) if out is None else whole_file(out) as file,
+        nullcontext(sys.stdout) if out is None else write_text_file(out) as file,
         counting(inputs.name, shown=out is not None) as count,
     ):
         writer = csv.writer(file, lineterminator="\n")
@@ -204,7 +204,7 @@ def evaluate(
     from demur.classifier import Classifier, evaluation
     from demur.report.evaluation import sheet, write_evaluation
 
-    place = device_named(device)
+    place = parse_device(device)
     classifier = Classifier.load(model, device=place)
     inside = _open_for(classifier, inputs, labelled=True, label=label)
     outside = {name: _open_for(classifier, path) for name, path in named.items()}
@@ -244,7 +244,7 @@ def compare(
     from demur.classifier.comparison import rank_models
     from demur.report.comparison import sheet, write_comparison
 
-    place, found = device_named(device), []
+    place, found = parse_device(device), []
     for name, model in by_name.items():
         classifier = Classifier.load(model, device=place)
         inside = _open_for(classifier, inputs, labelled=True, label=label)

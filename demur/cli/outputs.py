@@ -90,7 +90,7 @@ def check_distinct(*paths: Path | None) -> None:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[TextIO]:
+def write_text_file(path: Path) -> Iterator[TextIO]:
     """A file of text that gets its name once it is whole."""
     part = unfinished(path)
     try:
@@ -102,7 +102,7 @@ def whole_file(path: Path) -> Iterator[TextIO]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    with whole_file(path) as file:
+    with write_text_file(path) as file:
         file.write(text)
 
 

@@ -70,7 +70,7 @@ def progress(console: "Console", what: str, networks: int | None = None) -> Iter
 
     with (
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
-        now_and_then(line, quiet=console.is_terminal),
+        repeat_line(line, quiet=console.is_terminal),
     ):
         task = bar.add_task(what, total=None, said="")
 
@@ -97,7 +97,7 @@ def counting(what: str, shown: bool = True) -> Iterator[Callable[[int], None]]:
     columns = (SpinnerColumn(), TextColumn("{task.description}: {task.completed:,.0f} inputs"), TimeElapsedColumn())
     with (
         Progress(*columns, console=console, transient=True, disable=not moves) as bar,
-        now_and_then(lambda: f"{what}: {total[0]:,} inputs", quiet=console.is_terminal),
+        repeat_line(lambda: f"{what}: {total[0]:,} inputs", quiet=console.is_terminal),
     ):
         task = bar.add_task(what, total=None)
 
@@ -109,7 +109,7 @@ def counting(what: str, shown: bool = True) -> Iterator[Callable[[int], None]]:
 
 
 @contextmanager
-def now_and_then(line: Callable[[], str], quiet: bool) -> Iterator[None]:
+def repeat_line(line: Callable[[], str], quiet: bool) -> Iterator[None]:
     """Print the line to stderr after FIRST_LINE seconds, then every NEXT_LINES, whatever the block is busy with."""
     finished = threading.Event()
 

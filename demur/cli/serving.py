@@ -10,7 +10,7 @@ import typer
 from demur.cli.models import LabelColumn, ModelPath
 from demur.cli.outputs import check_file
 from demur.cli.progress import counting
-from demur.cli.shared import DeviceName, device_named
+from demur.cli.shared import DeviceName, parse_device
 
 if TYPE_CHECKING:
     from demur.serving.monitor import Report
@@ -65,7 +65,7 @@ def serve(
     torch.set_num_threads(threads)
     token = None if token_file is None else _token(token_file)
     settings = Settings(
-        Hosting(device_named(device), memory * 2**20, Batching(most=batch, room=queue), level),
+        Hosting(parse_device(device), memory * 2**20, Batching(most=batch, room=queue), level),
         Limits(body=max_body * 2**20, inputs=max_inputs),
         token,
         keep_inputs,
@@ -153,12 +153,12 @@ def calibrate(
 
     from demur.classifier import Classifier
     from demur.cli.models import _open_for
-    from demur.serving.recalibration import recalibrated
+    from demur.serving.recalibration import recalibrate
 
-    old = Classifier.load(model, device=device_named(device))
+    old = Classifier.load(model, device=parse_device(device))
     given = _open_for(old, inputs, labelled=False, label=label)
     with counting(inputs.name) as count:
-        new, found = recalibrated(old, given, coverage, count)
+        new, found = recalibrate(old, given, coverage, count)
     new.save(out)
     for name, said in found.lines():
         print(f"{name:<9} {said}")

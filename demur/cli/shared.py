@@ -57,7 +57,7 @@ def cache_folder() -> Path:
         raise ValueError("there is no home folder to keep data in; name a folder with --data or DEMUR_DATA") from None
 
 
-def device_named(name: str) -> str:
+def parse_device(name: str) -> str:
     import torch
 
     if name == "auto":

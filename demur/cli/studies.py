@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 import demur
 from demur.cli.outputs import FIGURES, Overwrite, check_distinct, check_file, check_folder, write_whole
 from demur.cli.progress import progress
-from demur.cli.shared import Data, OwnMetrics, OwnScores, Seed, device_named, make_console, open_store
+from demur.cli.shared import Data, OwnMetrics, OwnScores, Seed, make_console, open_store, parse_device
 
 if TYPE_CHECKING:
     from demur.study.grid import Setting
@@ -67,7 +67,7 @@ def run(
     console = make_console()
     began, started = time.time(), time.perf_counter()
     with progress(console, f"{task} {method}", networks):
-        loaded = load_named(task, data, outliers, limit, exclude_overlap).to(device_named(device))
+        loaded = load_task_named(task, data, outliers, limit, exclude_overlap).to(parse_device(device))
         row = run_method(
             loaded,
             chosen,
@@ -251,7 +251,7 @@ def study(
     for each in named:
         score_named(each)
     asked = replace(whole.of(cells), scores=named)
-    place = Place(runs, open_store(data), device if engine == "ray" else device_named(device), keep_posteriors, threads)
+    place = Place(runs, open_store(data), device if engine == "ray" else parse_device(device), keep_posteriors, threads)
     jobs = jobs or most_jobs(place)
     place = replace(place, jobs=jobs if engine == "local" else None)
     workers = one_by_one if jobs == 1 else partial(processes, jobs=jobs)
@@ -287,7 +287,7 @@ def study(
     damaged = list[DamagedCell]()
     results = results_of(asked, place, damaged.append)
     rows = [row_of(result) for result in results]
-    for group in tables.grouped(rows):
+    for group in tables.group_rows(rows):
         console.print(tables.table(group, f"{group[0].task}, {group[0].convention}: per cent", named))
     if markdown is not None:
         write_whole(markdown, tables.markdown(rows, [r.record for r in results]))
@@ -316,14 +316,14 @@ def audit(
     from demur.audit import audit as audit_task
     from demur.report.sharpness import draw_sharpness
 
-    loaded = load_named(task, data, outliers)
+    loaded = load_task_named(task, data, outliers)
     if figure is not None:
         draw_sharpness(loaded, figure)
     for line in audit_task(loaded, open_store(data)).lines():
         print(line)
 
 
-def load_named(
+def load_task_named(
     task: str,
     data: Path | None = None,
     outliers: str | None = None,

@@ -62,7 +62,7 @@ def is_deep(image: Image.Image) -> bool:
     return False
 
 
-def flattened(image: Image.Image, mode: str) -> Image.Image:
+def convert_mode(image: Image.Image, mode: str) -> Image.Image:
     """In another mode; what is transparent shows a white ground."""
     if not image.has_transparency_data:
         return image if image.mode == mode else image.convert(mode)
@@ -83,7 +83,7 @@ def decode_here(images: Sequence[bytes | None], shape: Shape, first: int) -> byt
             if image.size != (width, height) or image.mode not in MODES[channels] or is_deep(image):
                 actual = f"{image.width}x{image.height} {'16-bit ' * is_deep(image)}{image.mode}"
                 raise ValueError(f"image {number} is {actual}, not {width}x{height} {mode}")
-            pixels.append(flattened(image, mode).tobytes())
+            pixels.append(convert_mode(image, mode).tobytes())
         except (OSError, SyntaxError) as error:
             raise ValueError(f"image {number} is damaged ({error})") from error
     return b"".join(pixels)

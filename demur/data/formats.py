@@ -35,7 +35,7 @@ import pyarrow.csv
 import scipy.io
 from PIL import Image
 
-from demur.data.decode import FORMATS, MODES, flattened, is_deep
+from demur.data.decode import FORMATS, MODES, convert_mode, is_deep
 
 SPLITS = {"train": "train", "test": "test", "t10k": "test", "val": "validation", "dev": "validation", "extra": "extra"}
 IMAGES = {".png", ".webp", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"}
@@ -118,7 +118,7 @@ def read_classes(path: Path, split: str | None) -> Part:
                 raise ValueError("it has 16 bits a channel, not 8; convert it")
             image.load()
             colour = COLOURS.get(image.mode, image.mode)
-            plain = flattened(image, "L" if colour == "grey" else "RGB")
+            plain = convert_mode(image, "L" if colour == "grey" else "RGB")
             as_is = image.format in FORMATS and not image.has_transparency_data
             images.append(file.read_bytes() if as_is else to_png(np.asarray(plain)))
         shape = f"{image.width}x{image.height} {colour}"

@@ -55,7 +55,7 @@ def get(
         # The commit is in the name: what was begun of one version is never completed with another.
         folder = store.root / ".download" / f"{name}-{commit[:12]}"
         fetched = [fetch(file, folder / file.path.replace("/", "-"), progress) for file in files]
-        written += store.write(name, split, converted(fetched, data, data.hub), f"{data.hub.repo}@{commit}")
+        written += store.write(name, split, convert_files(fetched, data, data.hub), f"{data.hub.repo}@{commit}")
         for path in fetched:
             path.unlink()
         if not any(folder.iterdir()):
@@ -134,7 +134,7 @@ def first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
 
 
-def converted(paths: list[Path], data: DataSet, hub: HubFiles) -> Iterator[pa.Table]:
+def convert_files(paths: list[Path], data: DataSet, hub: HubFiles) -> Iterator[pa.Table]:
     """Each file in the store's layout."""
     left = hub.rows
     for path in paths:
@@ -149,7 +149,7 @@ def convert(table: pa.Table, data: DataSet, hub: HubFiles) -> pa.Table:
     columns = {}
     if hub.image:
         images = pc.struct_field(pick(table, hub.image, hub), "bytes")
-        columns["image"] = image_column(resized(images, data) if hub.resize else images.to_pylist())
+        columns["image"] = image_column(resize_images(images, data) if hub.resize else images.to_pylist())
     if hub.text:
         columns["text"] = pc.utf8_trim_whitespace(pick(table, hub.text, hub))
     if hub.label:
@@ -175,7 +175,7 @@ def pick(table: pa.Table, path: str, hub: HubFiles) -> pa.ChunkedArray:
     return pc.struct_field(table[name], fields) if fields else table[name]
 
 
-def resized(images: pa.ChunkedArray, data: DataSet) -> Iterator[bytes]:
+def resize_images(images: pa.ChunkedArray, data: DataSet) -> Iterator[bytes]:
     """Each image at the catalogue's size, every pixel the mean of those it covers."""
     assert data.shape is not None
     _, height, width = data.shape

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from demur.inference.base import Inference, fit_parts
 from demur.inference.map import MAP
-from demur.inference.together import pays, train_together
+from demur.inference.together import can_train_together, train_together
 from demur.likelihoods import Likelihood
 from demur.networks import Network
 from demur.posterior import Mixture, Posterior
@@ -33,6 +33,6 @@ class Ensemble:
         recipe: Recipe,
         parts: Sequence[Posterior] = (),
     ) -> Mixture:
-        if not parts and self.member == MAP() and pays(network, likelihood, data):
+        if not parts and self.member == MAP() and can_train_together(network, likelihood, data):
             parts = train_together(network, likelihood, data, [its for _, its in self.parts(recipe)])
         return Mixture(tuple(parts or fit_parts(self, network, likelihood, data, recipe)))

@@ -86,7 +86,7 @@ def wanted_of(network: nn.Module, only: Collection[str] | None) -> list[str]:
     return [name for name, p in network.named_parameters() if (p.requires_grad if only is None else name in only)]
 
 
-def planned(network: nn.Module, x: Tensor, budget: int | None, only: Collection[str] | None) -> Plan:
+def plan_curvature(network: nn.Module, x: Tensor, budget: int | None, only: Collection[str] | None) -> Plan:
     """The plan for a network that is ready, within `budget` or what is usual."""
     if network.training:
         raise ValueError("the network is in training mode; call .eval(), so that examples do not mix in batch norm")
@@ -122,14 +122,14 @@ def _watch(
         )
         workspace[name] = 4 * ((0 if outer else 2 * weights) + patches + 3 * output[0].numel())
 
-    with hooked(modules, note), saved_tensors_hooks(keep, lambda tensor: tensor):
+    with hook_modules(modules, note), saved_tensors_hooks(keep, lambda tensor: tensor):
         network(x.clone().requires_grad_().clone() if x.is_floating_point() else x)
     weights = {p.untyped_storage().data_ptr() for p in network.parameters()}
     return sum(n for pointer, n in storages.items() if pointer not in weights), calls, workspace
 
 
 @contextmanager
-def hooked(modules: Mapping[str, nn.Module], hook: Callable[..., Tensor | None]) -> Iterator[None]:
+def hook_modules(modules: Mapping[str, nn.Module], hook: Callable[..., Tensor | None]) -> Iterator[None]:
     """Call hook(name, module, inputs, output) after each of the modules' forward passes."""
     handles = []
     for name, module in modules.items():
@@ -163,7 +163,7 @@ def diagonal_fisher(
     parameters that are wanted. Memory beyond the network's stays under `budget` bytes, if one example fits into it;
     by default that is 256 MiB, or on a GPU a sixteenth of what it has.
     """
-    plan = planned(network, x, budget, only)
+    plan = plan_curvature(network, x, budget, only)
     parameters = dict(network.named_parameters())
     total = {name: torch.zeros_like(parameters[name]).detach() for name in wanted_of(network, only)}
 
@@ -236,7 +236,7 @@ def send_back(
         return output
 
     frozen = {name: p.detach() for name, p in network.named_parameters()}
-    with hooked({name: network.get_submodule(name) for name in layers}, record), _differentiable(network):
+    with hook_modules({name: network.get_submodule(name) for name in layers}, record), _differentiable(network):
         with mixed_precision(network, x.device):
             logits = functional_call(network, frozen, (x.clone(),))  # which may begin in place
         s = root(logits.detach())

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from demur.inference.base import Inference, build, check_copies, fit_parts
-from demur.inference.fisher import Root, add_gradients, join, planned, send_back
+from demur.inference.fisher import Root, add_gradients, join, plan_curvature, send_back
 from demur.inference.laplace import head_only, passes, random_signs
 from demur.inference.map import MAP
 from demur.inference.prior import DECADES, PriorSearch
@@ -75,7 +75,7 @@ def kronecker_factors(
     only: Collection[str] | None = None,
 ) -> Factors:
     """Of sum over x of J' S S' J; the arguments are those of `diagonal_fisher`."""
-    plan = planned(network, x, budget, only)
+    plan = plan_curvature(network, x, budget, only)
     parameters, found = dict(network.named_parameters()), Factors()
     wanted = {name for name in parameters if (parameters[name].requires_grad if only is None else name in only)}
 

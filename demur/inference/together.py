@@ -14,11 +14,11 @@ from demur.inference.base import build
 from demur.likelihoods import Likelihood
 from demur.networks import Network
 from demur.posterior import Point
-from demur.training import Learner, cosine, optimizer_for, run_epoch, seeded, tell
+from demur.training import Learner, cosine, optimizer_for, report_epoch, run_epoch, seeded
 from demur.training_data import Recipe, TrainingData
 
 
-def pays(network: Network, likelihood: Likelihood, data: TrainingData) -> bool:
+def can_train_together(network: Network, likelihood: Likelihood, data: TrainingData) -> bool:
     """Whether members can be trained at once: on a GPU, if nothing in them is random, for that they would share."""
     device = data.device
     if device.type != "cuda":
@@ -41,5 +41,5 @@ def train_together(
     step = Recorded(learners)
     with seeded(recipes[0].seed, data.device):
         for epoch in range(recipes[0].epochs):
-            tell(epoch + 1, recipes[0], run_epoch(learners, step, recipes[0], cosine, epoch))
+            report_epoch(epoch + 1, recipes[0], run_epoch(learners, step, recipes[0], cosine, epoch))
     return [Point(learner.model.eval()) for learner in learners]

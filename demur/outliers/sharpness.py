@@ -32,16 +32,16 @@ def sharpness(sets: Mapping[str, Tensor]) -> tuple[Sharpness, ...]:
     """Of the sets of a task: its outliers, half of which are learned from, and every OOD set of images."""
     values = {name: log_power(x) for name, x in sets.items() if x.dtype == torch.uint8}
     train, test, outliers = values.pop("train"), values.pop("test"), values.pop("outliers")
-    return _told(train, outliers[::2], test, {"outliers": outliers[1::2], **values})
+    return _detect(train, outliers[::2], test, {"outliers": outliers[1::2], **values})
 
 
 def auroc_by_sharpness(inside: Tensor, outside: Tensor) -> float:
     """Of telling images from others by sharpness alone; half of each is learned from."""
     inliers, outliers = log_power(inside), log_power(outside)
-    return _told(inliers[::2], outliers[::2], inliers[1::2], {"outliers": outliers[1::2]})[0].auroc
+    return _detect(inliers[::2], outliers[::2], inliers[1::2], {"outliers": outliers[1::2]})[0].auroc
 
 
-def _told(
+def _detect(
     train: np.ndarray, learned: np.ndarray, test: np.ndarray, others: Mapping[str, np.ndarray]
 ) -> tuple[Sharpness, ...]:
     """By a logistic regression that learns to tell outliers from `train`."""

@@ -47,7 +47,7 @@ def log_power(x: Tensor) -> np.ndarray:
 # as sharp as others -------------------------------------------------------------------------------------------------
 
 
-def matched(x: Tensor, power: Tensor) -> Tensor:
+def match_spectrum(x: Tensor, power: Tensor) -> Tensor:
     """Images filtered to a given mean power at every frequency but brightness, within their own range."""
     down, across = (cosines(size).to(x.device) for size in x.shape[2:])
     gain = (power / mean_power(x).clamp_min(ROUNDING)).sqrt()
@@ -78,14 +78,14 @@ class Matched:
         return self.source.shape
 
     def epoch(self, generator: torch.Generator) -> Tensor:
-        return matched(self.source.epoch(generator), self.power)
+        return match_spectrum(self.source.epoch(generator), self.power)
 
     def to(self, device: torch.device | str) -> "Matched":
         return Matched(self.source.to(device), self.power.to(device))
 
 
-def unmatched(source: OutlierSource) -> OutlierSource:
+def original_images(source: OutlierSource) -> OutlierSource:
     """The images as they were before they were filtered."""
     if isinstance(source, Mixed):
-        return Mixed(tuple(map(unmatched, source.sources)))
+        return Mixed(tuple(map(original_images, source.sources)))
     return source.source if isinstance(source, Matched) else source

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from demur.names import OLD_NAMES, choose_or_import, current
 from demur.outliers.noise import Mixed
-from demur.outliers.spectrum import Matched, matched, mean_power
+from demur.outliers.spectrum import Matched, match_spectrum, mean_power
 from demur.outliers.synthetic import SYNTHETIC, FromInliers, Groups, InGroups
 from demur.training_data import Fixed, OutlierSource
 
@@ -156,7 +156,7 @@ def build(
             if kind != "images":
                 raise ValueError(f"outliers {str(leaf)!r} are images, and the data is {kind}; leave them out")
             if isinstance(leaf.of, Given) and given is not None:  # filtered once, not in every epoch
-                return Fixed(matched(given, mean_power(inliers)))
+                return Fixed(match_spectrum(given, mean_power(inliers)))
             return Matched(source(leaf.of), mean_power(inliers))
         if isinstance(leaf, Given):
             if given is None:

@@ -6,19 +6,19 @@ import pandas as pd
 
 from demur.paper.grid import CONVENTIONS
 from demur.paper.published import TITLES, figures, measured_as
-from demur.paper.views import ours, place
-from demur.study.measuring import scored
+from demur.paper.views import own_view, place
+from demur.study.measuring import metric_name
 from demur.study.table import Measured
 
 LIMIT = 0.04  # two values agree where they differ by no more
 
 
-def compared(cells: Sequence[Measured]) -> pd.DataFrame:
+def compare_printed(cells: Sequence[Measured]) -> pd.DataFrame:
     """A line a printed figure: where it stands, its value, and ours in each convention, nan where there is none."""
-    views = {convention: ours(cells, convention) for convention in CONVENTIONS}
+    views = {convention: own_view(cells, convention) for convention in CONVENTIONS}
     lines = []
     for one in figures():
-        at, metric = place(one.task, one.row.method, one.outliers), scored(one.metric, one.row.score)
+        at, metric = place(one.task, one.row.method, one.outliers), metric_name(one.metric, one.row.score)
         found = {name: view.look(at, measured_as(one), metric) for name, view in views.items()}
         values = {name: known and known.value for name, known in found.items()}
         collapsed = any(known is not None and known.collapsed for known in found.values())

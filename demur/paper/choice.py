@@ -69,7 +69,7 @@ def rank(
     """All candidates, the best first and barred ones last; only eligible ones are ranked against each other."""
     plain = float(np.mean([one.accuracy for one in of_map])) if of_map else math.nan
     accuracy = {choice: float(np.mean([one.accuracy for one in runs])) for choice, runs in measured.items() if runs}
-    barred = {choice: _barred(runs, accuracy.get(choice), plain, suite) for choice, runs in measured.items()}
+    barred = {choice: _exclusion(runs, accuracy.get(choice), plain, suite) for choice, runs in measured.items()}
     by_kind = {
         choice: {
             kind: float(np.mean([one.fpr95[name] for one in runs for name in sets])) for kind, sets in suite.items()
@@ -90,12 +90,12 @@ def rank(
     return [*sorted(found, key=lambda one: (one.mean_rank, one.choice[0], one.choice[2])), *others]
 
 
-def chosen(ranked: Sequence[Ranked]) -> Choice | None:
+def choose_candidate(ranked: Sequence[Ranked]) -> Choice | None:
     """The recommended one; None where no candidate is eligible."""
     return next((one.choice for one in ranked if one.barred is None), None)
 
 
-def _barred(
+def _exclusion(
     runs: Sequence[Measured], accuracy: float | None, plain: float, suite: Mapping[str, Sequence[str]]
 ) -> str | None:
     seeds = {one.seed for one in runs}

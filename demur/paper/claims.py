@@ -12,7 +12,7 @@ from types import MappingProxyType
 from demur.methods import split_method
 from demur.paper.grid import BAYESIAN, STUDIES
 from demur.paper.published import SHIFT_SETS, is_plain, outliers_of
-from demur.paper.statistics import ALIKE, Difference, Known, above, alike, below, mean_of, not_above
+from demur.paper.statistics import ALIKE, Difference, Known, is_above, is_below, is_not_above, is_tie, mean_of
 from demur.paper.views import LUCK, NOISE, View, place
 from demur.study.grid import Cell
 from demur.study.measuring import TEST
@@ -86,10 +86,10 @@ def at_most_twice(apart: Difference) -> str:
 
 RULES: Mapping[str, Callable[[Difference], str]] = MappingProxyType(
     {
-        "below": below,
-        "above": above,
-        "not above": not_above,
-        "like": alike,
+        "below": is_below,
+        "above": is_above,
+        "not above": is_not_above,
+        "like": is_tie,
         "at most twice": at_most_twice,
     }
 )

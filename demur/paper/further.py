@@ -13,7 +13,7 @@ from torch import Tensor
 from demur.study.fits import DataSource, Further, Inputs
 from demur.tasks import Split, Store
 from demur.tasks import load as load_task
-from demur.tasks.images import fitted
+from demur.tasks.images import fit_images
 from demur.tasks.shift import CORRUPTIONS, SEVERITIES, corrupt
 
 IMAGES = 2_000  # of the test set: 95 times 10,000 predictions would be 45 MB a cell
@@ -31,10 +31,10 @@ def _corrupted(name: str, limit: int | None, store: Store) -> Inputs:
     # of those that neither convention validates with; made on a CPU, so that they are the same everywhere
     test = load_task(name, store=store, outliers="uniform", limit=limit, validation="test").testing.test
     some = Split(test.x[:IMAGES], test.y[:IMAGES])
-    return some.y, {shifted(c, s): corrupt(some.x, c, s) for c in CORRUPTIONS for s in SEVERITIES}
+    return some.y, {shift_set_name(c, s): corrupt(some.x, c, s) for c in CORRUPTIONS for s in SEVERITIES}
 
 
-def shifted(corruption: str, severity: int) -> str:
+def shift_set_name(corruption: str, severity: int) -> str:
     """What the set is called."""
     return f"shift/{corruption}/{severity}"
 
@@ -59,7 +59,7 @@ def validation(data: DataSource, store: Store) -> Inputs:
     """Held-out inliers, and letters that are nobody's test data: for tasks of images."""
     held_out = load_task(data.name, store=store, outliers="uniform", limit=data.limit).training.held_out
     shape = held_out.x.shape[1:]
-    return held_out.y, {VALIDATION: held_out.x, PRINTED: fitted(printed_letters(LETTER_COUNT, shape[-1]), shape)}
+    return held_out.y, {VALIDATION: held_out.x, PRINTED: fit_images(printed_letters(LETTER_COUNT, shape[-1]), shape)}
 
 
 def printed_letters(count: int, size: int) -> Tensor:

@@ -6,9 +6,20 @@ from itertools import combinations
 from demur.bootstrap import counts
 from demur.measures import STANDARD, Measures, ood_metrics
 from demur.metrics import METRICS
-from demur.paper.further import PRINTED, VALIDATION, shifted
+from demur.paper.further import PRINTED, VALIDATION, shift_set_name
 from demur.paper.published import LEFT_OUT, OOD_SETS, SHIFT_SETS, mean_but
-from demur.study.measuring import Place, Value, Values, bounded, mean_of, measure, measures_of, resampled, rounded, seen
+from demur.study.measuring import (
+    Place,
+    Value,
+    Values,
+    mean_of,
+    measure,
+    measures_of,
+    resample_metric,
+    round_value,
+    trained_sets,
+    with_interval,
+)
 from demur.study.results import Result
 from demur.study.run import FAR_AWAY
 from demur.tasks.images import NOISE, STAND_INS
@@ -18,9 +29,9 @@ BOUNDED = tuple(name for name, metric in METRICS.items() if metric.again is not 
 
 
 def values_of(result: Result, measures: Measures = STANDARD) -> Values:
-    means = {mean_but(*names): averaged(result.cell.task, result.ood, names) for names in _left_out(result)}
+    means = {mean_but(*names): sets_to_average(result.cell.task, result.ood, names) for names in _left_out(result)}
     exact = measure(result, means, measures) | dict(_under_shift(result)) | dict(_on_validation(result, measures))
-    return {place: rounded(value) for place, value in exact.items()}
+    return {place: round_value(value) for place, value in exact.items()}
 
 
 def _left_out(result: Result) -> list[tuple[str, ...]]:
@@ -28,10 +39,10 @@ def _left_out(result: Result) -> list[tuple[str, ...]]:
     no outliers can stand beside those which are shown noise."""
     noises = [name for name in result.ood if name in NOISE]
     some = [some for count in range(len(noises) + 1) for some in combinations(noises, count)]
-    return list(dict.fromkeys((*some, seen(result), LEFT_OUT.get(result.cell.task, ()))))
+    return list(dict.fromkeys((*some, trained_sets(result), LEFT_OUT.get(result.cell.task, ()))))
 
 
-def averaged(task: str, sets: Iterable[str], left_out: Iterable[str]) -> list[str]:
+def sets_to_average(task: str, sets: Iterable[str], left_out: Iterable[str]) -> list[str]:
     """The sets that a mean is over: the paper's, or their stand-ins; the far-away one asks something else."""
     paper = OOD_SETS.get(task)
     known = None if paper is None else {*paper, *(STAND_INS[name] for name in paper if name in STAND_INS)}
@@ -48,9 +59,12 @@ def _under_shift(result: Result) -> Iterator[tuple[Place, Value]]:
             yield (name, metric), Value(METRICS[metric](prediction, y))
     drawn = counts("shift", len(y))
     for severity, mean_name in SHIFT_SETS.items():
-        of_severity = [sets[shifted(corruption, severity)] for corruption in CORRUPTIONS]
+        of_severity = [sets[shift_set_name(corruption, severity)] for corruption in CORRUPTIONS]
         for metric in BOUNDED:
-            yield (mean_name, metric), bounded(mean_of([resampled(metric, one, y, drawn) for one in of_severity]))
+            yield (
+                (mean_name, metric),
+                with_interval(mean_of([resample_metric(metric, one, y, drawn) for one in of_severity])),
+            )
 
 
 def _on_validation(result: Result, measures: Measures) -> Iterator[tuple[Place, Value]]:

@@ -6,7 +6,7 @@ from demur.study.table import Measured
 from demur.tasks import TEXTS
 
 
-def outdated(one: Measured, sets: Collection[str]) -> Iterator[str]:
+def outdated_reasons(one: Measured, sets: Collection[str]) -> Iterator[str]:
     """Reasons why its values on these sets, or on means over them, are not those of today's convention."""
     fit = one.record.fit
     inference, data = (fit.get(name, {}) for name in ("inference", "data"))

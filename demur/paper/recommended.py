@@ -15,7 +15,7 @@ from demur.paper.published import OOD_SETS, Row, mean_but
 from demur.paper.statistics import Known, mean_of
 from demur.paper.views import View, best_printed
 from demur.study.grid import Cell
-from demur.study.measuring import TEST, scored
+from demur.study.measuring import TEST, metric_name
 from demur.study.run import FAR_AWAY
 from demur.study.table import Measured
 from demur.tasks.images import STAND_INS, VALIDATION_COUNT
@@ -98,12 +98,12 @@ def validate(view: View, tasks: Iterable[str] = TASKS) -> list[Validated]:
             for task, value in accuracy[made].items()
         )
         for score in scores_of(made[0]):
-            fpr95 = figures(made, PRINTED, scored("fpr95", score))
+            fpr95 = figures(made, PRINTED, metric_name("fpr95", score))
             found.append(Validated(Candidate(*made, score), fpr95, accuracy[made], accurate))
     return sorted(found, key=lambda one: (math.inf if math.isnan(one.mean) else one.mean, one.preference))
 
 
-def recommended(validated: Sequence[Validated]) -> Candidate | None:
+def recommend(validated: Sequence[Validated]) -> Candidate | None:
     """The preferred one of those that are within a standard error of the best."""
     eligible = [one for one in validated if one.eligible]
     if not eligible:
@@ -134,7 +134,7 @@ def tasks_there(view: View) -> list[str]:
     ]
 
 
-def unvalidated(view: View) -> list[Cell]:
+def missing_cells(view: View) -> list[Cell]:
     """What it takes to choose among all candidates, and to test the chosen one."""
     return [cell for cell in STUDY if not view.seeds(cell)]
 
@@ -145,7 +145,7 @@ def trained_with(candidates: Iterable[Candidate], task: str) -> list[str]:
     return [name for name in OOD_SETS[task] if name in shown]
 
 
-def replaced(cells: Iterable[Measured], task: str) -> list[str]:
+def stand_ins(cells: Iterable[Measured], task: str) -> list[str]:
     """Those of the paper's OOD sets for which another stands in."""
     sets = {name for one in cells if one.cell.task == task for name in one.sets}
     return [name for name in OOD_SETS[task] if STAND_INS.get(name) in sets]
@@ -155,7 +155,7 @@ def measure(
     view: View, candidate: Candidate, task: str, seen: Collection[str], others: Collection[str] = ()
 ) -> Tested | None:
     """Over the OOD sets but those `seen` in training, and but `others`; None where the cell is not there."""
-    cell, plain, metric = candidate.cell(task), Cell(task, "map"), scored("fpr95", candidate.score)
+    cell, plain, metric = candidate.cell(task), Cell(task, "map"), metric_name("fpr95", candidate.score)
     if not _is_there(view, cell):
         return None
     sets = view.sets(cell, [*seen, *others])
@@ -171,7 +171,7 @@ def measure(
     )
 
 
-def standing(one: Known, printed: Known) -> str:
+def compare_to_printed(one: Known, printed: Known) -> str:
     """By the interval of our figure, less being better."""
     difference = one.value - printed.value
     return "level" if abs(difference) <= one.half else "ahead" if difference < 0 else "behind"

@@ -34,7 +34,7 @@ ASSUMED = {"accuracy": 0.01, "accuracy_with_none": 0.01, "ece": 0.01, "ece_publi
 ASSUMED_OTHERWISE = 0.03
 
 
-def at_least_assumed(found: Spread, metric: str) -> Spread:
+def assume_spread(found: Spread, metric: str) -> Spread:
     """The degrees of freedom that a spread lacks to `WORTH` are those of an assumed one."""
     if found.freedom >= WORTH:
         return found
@@ -43,7 +43,7 @@ def at_least_assumed(found: Spread, metric: str) -> Spread:
     return Spread(variance, WORTH, assumed=True)
 
 
-def pooled(methods: Iterable[Collection[float]]) -> Spread:
+def pool_spread(methods: Iterable[Collection[float]]) -> Spread:
     """From each method's values, one a seed; those with one seed say nothing."""
     several = [values for values in methods if len(values) > 1]
     freedom = sum(len(values) - 1 for values in several)
@@ -153,16 +153,16 @@ def mean_difference(differences: Collection[Difference]) -> Difference:
 # rules: each says YES, NO or UNCLEAR of a difference, the one less the other -----------------------------------------
 
 
-def below(apart: Difference) -> str:
+def is_below(apart: Difference) -> str:
     """Whether the one is clearly less: by more than the interval of the difference explains."""
     return YES if apart.value < -apart.half else NO if apart.value > apart.half else UNCLEAR
 
 
-def above(apart: Difference) -> str:
-    return below(replace(apart, value=-apart.value))
+def is_above(apart: Difference) -> str:
+    return is_below(replace(apart, value=-apart.value))
 
 
-def not_above(apart: Difference) -> str:
+def is_not_above(apart: Difference) -> str:
     """Whether it is not clearly more: a tie is a yes, whichever of the two is ahead by luck."""
     return UNCLEAR if math.isnan(apart.value) else NO if apart.value > apart.half else YES
 
@@ -170,12 +170,12 @@ def not_above(apart: Difference) -> str:
 ALIKE = 0.03  # accuracies and confidences that are called similar differ by no more
 
 
-def alike(apart: Difference) -> str:
+def is_tie(apart: Difference) -> str:
     size = abs(apart.value)
     return YES if size + apart.half <= ALIKE else NO if size - apart.half > ALIKE else UNCLEAR
 
 
-def joint(outcomes: Collection[str]) -> str:
+def combine_outcomes(outcomes: Collection[str]) -> str:
     """Of many tests: yes if all say so, no if none does; unclear if most are."""
     kinds = set(outcomes)
     if len(kinds) == 1:

@@ -11,8 +11,8 @@ from demur.paper.statistics import (
     UNCLEAR,
     YES,
     Known,
+    combine_outcomes,
     difference,
-    joint,
     mean_difference,
     mean_of,
 )
@@ -51,7 +51,7 @@ class Verdict:
         ties = sum(one.tie and one.outcome == YES for one in self.made if one.test.counts)
         said = [f"{outcomes.count(YES)} of {len(outcomes)} tests"] + [f"{ties} of them ties"] * bool(ties)
         said += [f"{unclear} unclear"] * bool(unclear) + [f"{waiting} more wait"] * bool(waiting)
-        return f"{VERDICTS[joint(outcomes)]} ({', '.join(said)})" + "†" * self.assumed
+        return f"{VERDICTS[combine_outcomes(outcomes)]} ({', '.join(said)})" + "†" * self.assumed
 
     @property
     def assumed(self) -> bool:
@@ -69,11 +69,11 @@ class Verdict:
 
 
 def examine(claim: Claim, view: View) -> Verdict:
-    made = tuple(found for test in claim.tests if (found := put(test, view)) is not None)
+    made = tuple(found for test in claim.tests if (found := run_test(test, view)) is not None)
     return Verdict(made, sum(test.counts for test in claim.tests))
 
 
-def put(test: Test, view: View) -> Made | None:
+def run_test(test: Test, view: View) -> Made | None:
     """The test's outcome; None where a side of it is not there."""
     of = QUANTITIES[test.quantity]
     both = [[of(view, task, *side) for side in test.sides] for task in test.tasks]

@@ -20,7 +20,7 @@ from demur.paper.published import (
     outliers_of,
     shift_by_severity,
 )
-from demur.paper.statistics import Known, Spread, at_least_assumed, mean_of, pooled
+from demur.paper.statistics import Known, Spread, assume_spread, mean_of, pool_spread
 from demur.study.grid import Cell
 from demur.study.measuring import TEST
 from demur.study.table import Measured
@@ -100,7 +100,7 @@ class View:
         return [name for name in wanted if not math.isnan(self.of(cell, name, "fpr95").value)]
 
 
-def ours(
+def own_view(
     cells: Sequence[Measured],
     convention: str,
     epochs: int | None = None,
@@ -122,13 +122,13 @@ def ours(
 
     @cache
     def spread(task: str, where: str, metric: str) -> Spread:
-        found = pooled(
+        found = pool_spread(
             [value.value for one in runs.values() if (value := one.value(where, metric)) and not one.collapsed]
             for places in by_convention.values()
             for (of_task, _, _), runs in places.items()
             if of_task == task
         )
-        return at_least_assumed(found, metric)
+        return assume_spread(found, metric)
 
     def look(at: Place, where: str, metric: str) -> Known | None:
         return mean_over_seeds(found[at], where, metric, spread(at[0], where, metric)) if at in found else None
@@ -143,7 +143,7 @@ def ours(
     return View(convention, look, seeds, seconds)
 
 
-def matched(cells: Sequence[Measured], compared: Iterable[Cell]) -> list[Measured]:
+def match_seeds(cells: Sequence[Measured], compared: Iterable[Cell]) -> list[Measured]:
     """The cells of those training seeds that all of the compared have, of those that are there, task by task."""
     there: dict[Cell, set[int]] = {}
     for one in cells:
@@ -159,9 +159,9 @@ def matched(cells: Sequence[Measured], compared: Iterable[Cell]) -> list[Measure
 # the paper's --------------------------------------------------------------------------------------------------------
 
 
-def printed() -> View:
+def printed_view() -> View:
     """The paper's tables; means over fewer sets than it prints them of, where it prints each set."""
-    found = _printed()
+    found = _printed_values()
 
     def look(at: Place, where: str, metric: str) -> Known | None:
         task, method, outliers = at
@@ -191,7 +191,7 @@ def _names(task: str, where: str) -> list[str]:
 
 
 @cache
-def _printed() -> Mapping[tuple[str, str, str, str, str], float]:
+def _printed_values() -> Mapping[tuple[str, str, str, str, str], float]:
     """By outliers, task, set, method and metric."""
     tables = {
         (one.outliers, one.task, one.set, one.row.method, one.metric): one.value

@@ -10,13 +10,13 @@ from demur.methods import method_rank, split_method
 from demur.metrics import METRICS
 from demur.outliers.values import sets_of
 from demur.paper import published
-from demur.paper.outdated import outdated
+from demur.paper.outdated import outdated_reasons
 from demur.paper.published import DEFAULT_OUTLIERS, MEAN, OOD_SETS, SHIFT_SETS, Row, is_plain, mean_but, outliers_of
 from demur.paper.statistics import Known
-from demur.paper.views import Place, View, by_place, ours, place
+from demur.paper.views import Place, View, by_place, own_view, place
 from demur.report.sheet import Code, Sheet, Small, Strong, Text
 from demur.study.grid import Cell
-from demur.study.measuring import TEST, per_cent, scored
+from demur.study.measuring import TEST, metric_name, per_cent
 from demur.study.table import Measured
 from demur.tasks.images import STAND_INS
 
@@ -100,7 +100,7 @@ def tables(cells: Sequence[Measured]) -> list[Sheet]:
     by_kind = {kind: [one for one in cells if kind_of(one.cell) == kind] for kind in kinds}
     wanted = [(table, kind) for kind in kinds for table in _own_tables(by_kind[kind])]
     wanted += [(table, kind) for table in _paper_tables() for kind in kinds]
-    filled = (_fill(table, kind, by_kind[kind], ours(cells, *kind)) for table, kind in wanted)
+    filled = (_fill(table, kind, by_kind[kind], own_view(cells, *kind)) for table, kind in wanted)
     return [sheet for sheet in filled if sheet is not None]
 
 
@@ -143,7 +143,7 @@ def _fill(table: Wanted, kind: Kind, cells: Sequence[Measured], view: View) -> S
     runs = by_place(cells)
 
     def known(row: Row, column: Column) -> Known | None:
-        at, metric = place(column.task, row.method, table.outliers), scored(column.metric, row.score)
+        at, metric = place(column.task, row.method, table.outliers), metric_name(column.metric, row.score)
         whole = all(one.value(column.set, metric) for one in runs.get(at, {}).values())
         return view.look(at, column.set, metric) if whole else None
 
@@ -248,15 +248,15 @@ def _notes(
         yield "The spread of training is assumed, at least in part, where fewer than four networks more tell it"
     if any(one.collapsed for one in known):
         yield "‡ Collapsed: no more accurate than always answering the most frequent class; never best"
-    yield from _outdated(cells, {column.set for column in columns})
+    yield from _outdated_notes(cells, {column.set for column in columns})
     yield from _on_other_data(cells, columns)
 
 
-def _outdated(cells: Sequence[Measured], sets: Collection[str]) -> Iterator[str]:
+def _outdated_notes(cells: Sequence[Measured], sets: Collection[str]) -> Iterator[str]:
     """What was measured otherwise than it would be now, and which rows it concerns."""
     rows: dict[str, dict[str, None]] = {}
     for one in cells:
-        for reason in outdated(one, sets):
+        for reason in outdated_reasons(one, sets):
             rows.setdefault(reason, {})[one.cell.method] = None
     every = {one.cell.method for one in cells}
     for reason, methods in rows.items():

@@ -6,10 +6,10 @@ from pathlib import Path
 from rich.console import Group
 
 from demur.classifier.comparison import Place, as_csv
-from demur.report.evaluation import draw_risk, per_cent_or_dash, titled
+from demur.report.evaluation import draw_risk, per_cent_or_dash, titled_sheet
 from demur.report.figures import Drawing
-from demur.report.page import saved
-from demur.report.sheet import Sheet, rendered, terminal
+from demur.report.page import save_drawings
+from demur.report.sheet import Sheet, render, terminal
 from demur.study.measuring import per_cent
 
 
@@ -19,14 +19,14 @@ def write_comparison(places: Sequence[Place], data: str, out: Path) -> None:
     (out / "comparison.csv").write_text(as_csv(places), "utf-8")
     caption = "Risk and coverage: the fraction of wrong answers as more and more inliers are answered, a line a model"
     by_model = {place.evaluation.model: place.evaluation for place in places}
-    page = rendered(
+    page = render(
         "comparison.html",
         places=places,
         data=data,
         inputs=len(places[0].evaluation.y),
         ood=[*places[0].evaluation.ood],
         tables=tables(places),
-        figures=saved([Drawing("risk", caption, draw_risk(by_model))], out / "figures"),
+        figures=save_drawings([Drawing("risk", caption, draw_risk(by_model))], out / "figures"),
     )
     (out / "index.html").write_text(page, "utf-8")
 
@@ -48,7 +48,7 @@ def tables(places: Sequence[Place]) -> list[Sheet]:
     risk = "AURC with outliers" if with_outliers else "AURC"
     counted = "Outliers are counted in, as many as inliers, and every answer to one is wrong. " if with_outliers else ""
     made = [
-        titled(
+        titled_sheet(
             "Models, best first, per cent",
             ("model", "rank", risk, "more than the first", "accuracy", "accepted", "accuracy of accepted", "ECE")
             + (("AURC of inliers",) if with_outliers else ("AURC",)),
@@ -60,7 +60,7 @@ def tables(places: Sequence[Place]) -> list[Sheet]:
     ]
     if with_outliers:
         made.append(
-            titled(
+            titled_sheet(
                 "Outliers, per cent",
                 ("set", "model", "abstained on", "FPR95", "AUROC"),
                 [

@@ -6,7 +6,7 @@ import numpy as np
 
 from demur.methods import method_rank
 from demur.metrics import METRICS
-from demur.paper.further import shifted
+from demur.paper.further import shift_set_name
 from demur.paper.published import figures, outliers_of, shift_by_severity
 from demur.report.compare import Kind, kind_of, unusual
 from demur.report.figures import (
@@ -36,7 +36,7 @@ OF_PREDICTIONS = {
 Groups = Mapping[tuple[Kind, str, str], Mapping[str, Sequence[Measured]]]  # by kind, task, outliers; then by method
 
 
-def _grouped(cells: Sequence[Measured]) -> Groups:
+def _group_cells(cells: Sequence[Measured]) -> Groups:
     """What can stand in one figure, methods and seeds in order."""
     groups: dict[tuple[Kind, str, str], dict[str, list[Measured]]] = {}
     for one in sorted(cells, key=lambda one: (method_rank(one.cell.method), one.cell.seed)):
@@ -45,7 +45,7 @@ def _grouped(cells: Sequence[Measured]) -> Groups:
     return {place: groups[place] for place in sorted(groups, key=lambda place: (place[0].order, *place[1:]))}
 
 
-def _named(*parts: str) -> str:
+def _rename_labels(*parts: str) -> str:
     return "-".join(filter(None, parts))
 
 
@@ -55,7 +55,7 @@ def _mean(cells: Sequence[Measured], name: str, metric: str) -> float:
 
 def from_values(cells: Sequence[Measured]) -> Iterator[Drawing]:
     """Those that can be drawn without predictions; means over seeds."""
-    groups = _grouped(cells)
+    groups = _group_cells(cells)
     yield from _noise(groups)
     for (kind, task, outliers), by_method in groups.items():
         shifting = {method: [one for one in ones if "shift" in one.cell.further] for method, ones in by_method.items()}
@@ -64,7 +64,7 @@ def from_values(cells: Sequence[Measured]) -> Iterator[Drawing]:
         for metric, theirs in SHIFT_METRICS.items() if shifting else ():
             measured = {
                 method: {
-                    severity: [_mean(ones, shifted(corruption, severity), metric) for corruption in CORRUPTIONS]
+                    severity: [_mean(ones, shift_set_name(corruption, severity), metric) for corruption in CORRUPTIONS]
                     for severity in SEVERITIES
                 }
                 for method, ones in shifting.items()
@@ -72,7 +72,7 @@ def from_values(cells: Sequence[Measured]) -> Iterator[Drawing]:
             label = METRICS[metric].title
             caption = f"{task} under shift: {label} by severity, a box over the {len(CORRUPTIONS)} corruptions"
             caption += f" (without {', '.join(collapsed)}: collapsed)" * bool(collapsed)
-            name = _named("shift", metric, unusual(task, outliers), kind.slug)
+            name = _rename_labels("shift", metric, unusual(task, outliers), kind.slug)
             yield Drawing(name, f"{caption}; {kind.title}", draw_shift(measured, shift_by_severity(theirs), label))
 
 
@@ -89,16 +89,16 @@ def _noise(groups: Groups) -> Iterator[Drawing]:
         }
         if shown := {task: values for task, values in measured.items() if values}:
             caption = f"Mean confidence on uniform noise, the paper's figure 1; {kind.title}"
-            yield Drawing(_named("noise", kind.slug), caption, draw_noise_confidence(shown, printed))
+            yield Drawing(_rename_labels("noise", kind.slug), caption, draw_noise_confidence(shown, printed))
 
 
 def from_predictions(cells: Sequence[Measured]) -> Iterator[Drawing]:
     """Those that need predictions, where they are at hand; of several seeds the first is drawn."""
-    for (kind, task, outliers), by_method in _grouped([one for one in cells if one.folder]).items():
+    for (kind, task, outliers), by_method in _group_cells([one for one in cells if one.folder]).items():
         firsts = (ones[0] for ones in by_method.values())
         results = [read_result(first.folder, first.cell) for first in firsts if first.folder]
         special = unusual(task, outliers)
-        slug = _named(task, special, kind.slug)
+        slug = _rename_labels(task, special, kind.slug)
         if planes := {one.cell.method: one.further["plane"].sets for one in results if "plane" in one.further}:
             caption = f"Confidence in the plane, the paper's toy figure; {kind.title}"
             yield Drawing(f"toy-{slug}", caption, draw_planes(planes))

@@ -24,8 +24,8 @@ from demur.report.figures import (
     panels,
 )
 from demur.report.gallery import Card, cards
-from demur.report.page import saved
-from demur.report.sheet import Sheet, Strong, Text, rendered, terminal
+from demur.report.page import save_drawings
+from demur.report.sheet import Sheet, Strong, Text, render, terminal
 from demur.study.measuring import per_cent
 
 MOST_CLASSES = 15  # of which every confusion is shown; of more, the most frequent mistakes
@@ -38,20 +38,20 @@ def write_evaluation(evaluation: Evaluation, out: Path) -> None:
     (out / "figures").mkdir(parents=True, exist_ok=True)
     (out / "figures.csv").write_text(as_csv(evaluation), "utf-8")
     limit = evaluation.decision
-    page = rendered(
+    page = render(
         "evaluation.html",
         evaluation=evaluation,
         above=" to ".join(f"{value:.4g}" for value in sorted({min(limit.accept), max(limit.accept)})),
         coverage=per_cent(limit.coverage),
         warning=shortfall(evaluation),
         tables=[*tables(evaluation), *further_tables(evaluation)],
-        figures=saved(draw(evaluation), out / "figures"),
+        figures=save_drawings(draw(evaluation), out / "figures"),
         galleries=galleries(evaluation),
     )
     (out / "index.html").write_text(page, "utf-8")
 
 
-def titled(title: str, head: Sequence[Text], rows: Sequence[Sequence[Text]], note: str) -> Sheet:
+def titled_sheet(title: str, head: Sequence[Text], rows: Sequence[Sequence[Text]], note: str) -> Sheet:
     """With a note that says what its words mean."""
     return Sheet(head, rows, title=title, notes=(note,))
 
@@ -67,7 +67,7 @@ def tables(evaluation: Evaluation) -> list[Sheet]:
     shown = [per_cent(value) if metric.percent else f"{value:.3f}" for metric, value in metrics.items()]
     accepted = (evaluation.accuracy_of_accepted, evaluation.ece_of_accepted, evaluation.risk["aurc"])
     made = [
-        titled(
+        titled_sheet(
             "Inliers",
             ("inputs", *head, "accuracy of accepted (%)", "ECE of accepted (%)", "AURC (%)"),
             [(f"{len(evaluation.y):,}", *shown, *map(per_cent_or_dash, accepted))],
@@ -75,7 +75,7 @@ def tables(evaluation: Evaluation) -> list[Sheet]:
             "NLL tell how far probabilities are from what happens: 0 is best. AURC is the mean error rate as more"
             " and more inliers are answered, those of lowest score first: low where mistakes come last.",
         ),
-        titled(
+        titled_sheet(
             "Decisions, per cent",
             ("set", "inputs", "accepted", "unsure", "unknown"),
             [
@@ -88,7 +88,7 @@ def tables(evaluation: Evaluation) -> list[Sheet]:
     ]
     if evaluation.ood:
         made.append(
-            titled(
+            titled_sheet(
                 "Outliers by score, per cent",
                 ("set", "score", "FPR95", "AUROC", "AUPR"),
                 [
@@ -115,7 +115,7 @@ def further_tables(evaluation: Evaluation) -> list[Sheet]:
         "how many of these are right. Precision: of what is accepted as this class, how much is."
     )
     made.append(
-        titled(
+        titled_sheet(
             "Classes, per cent",
             ("class", "inputs", "accuracy", "accepted", "accuracy of accepted", "precision of accepted"),
             [(name, f"{of['count']:,}", *map(per_cent_or_dash, [*of.values()][1:])) for name, of in worst[:CLASSES]],
@@ -124,7 +124,7 @@ def further_tables(evaluation: Evaluation) -> list[Sheet]:
     )
     if sets := evaluation.sets:
         made.append(
-            titled(
+            titled_sheet(
                 "Prediction sets",
                 ("inliers", "label is in the set (%)", "labels in a set"),
                 [
@@ -148,7 +148,7 @@ def confusion(evaluation: Evaluation) -> Sheet:
         (of, *(_count(count, of == f"class {name}") for name, count in each.items()))
         for of, each in evaluation.confusion.items()
     ]
-    return titled(
+    return titled_sheet(
         "Answers",
         ("inputs of", *names),
         rows,
@@ -172,7 +172,7 @@ def mistakes(evaluation: Evaluation) -> Sheet:
     ]
     every.sort(key=lambda one: -one[2])
     rows = [(of, answer, f"{count:,}") for of, answer, count in every[:MISTAKES]]
-    return titled(
+    return titled_sheet(
         "Answers", ("inputs of", "answered", "inputs"), rows, "The most frequent wrong answers; figures.csv has all."
     )
 

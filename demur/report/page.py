@@ -13,7 +13,7 @@ from demur.report.compare import Kind, kind_of, tables
 from demur.report.drawings import from_predictions, from_values
 from demur.report.figures import Drawing, save_figure
 from demur.report.sections import beside_the_paper, candidates, recommendation
-from demur.report.sheet import FORMATS, Section, Sheet, Text, rendered
+from demur.report.sheet import FORMATS, Section, Sheet, Text, render
 from demur.report.verdicts import claims_document, summary
 from demur.study.table import CELLS, RESULTS, Measured, cells_csv, results_csv
 from demur.tasks.images import STAND_INS
@@ -44,7 +44,7 @@ def write_report(cells: Sequence[Measured], out: Path) -> None:
     for sheet in sheets:
         for suffix, write in FORMATS.items():
             (out / "tables" / f"{sheet.name}.{suffix}").write_text(write(sheet), "utf-8")
-    images = saved(from_values(cells), out / "figures")
+    images = save_drawings(from_values(cells), out / "figures")
     if (claims := claims_document(cells)) is not None:
         (out / "claims.md").write_text(claims, "utf-8")
     shared = {
@@ -53,7 +53,7 @@ def write_report(cells: Sequence[Measured], out: Path) -> None:
         "titles": _by_title(sheets),
         "has_claims": claims is not None,
     }
-    document = rendered(
+    document = render(
         "RESULTS.md",
         **shared,
         overview=_overview(cells),
@@ -61,8 +61,8 @@ def write_report(cells: Sequence[Measured], out: Path) -> None:
         figures={image.name: image.caption for image in images},
     )
     (out / "RESULTS.md").write_text(document, "utf-8")
-    figures = [*images, *saved(from_predictions(cells), out / "figures")]
-    page = rendered("index.html", **shared, tables=sheets, formats=list(FORMATS), figures=figures)
+    figures = [*images, *save_drawings(from_predictions(cells), out / "figures")]
+    page = render("index.html", **shared, tables=sheets, formats=list(FORMATS), figures=figures)
     (out / "index.html").write_text(page, "utf-8")
 
 
@@ -82,7 +82,7 @@ def _by_title(sheets: Sequence[Sheet]) -> dict[str, list[tuple[str, str]]]:
     return titles
 
 
-def saved(drawings: Iterable[Drawing], folder: Path) -> list[Image]:
+def save_drawings(drawings: Iterable[Drawing], folder: Path) -> list[Image]:
     images = []
     for name, caption, figure in drawings:
         save_figure(figure, folder / name)

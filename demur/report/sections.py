@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from demur.paper.agreement import LIMIT, agreement, compared, coverage
+from demur.paper.agreement import LIMIT, agreement, compare_printed, coverage
 from demur.paper.grid import CONVENTIONS, commands
 from demur.paper.published import TITLES
 from demur.paper.recommended import (
@@ -13,17 +13,17 @@ from demur.paper.recommended import (
     Candidate,
     Tested,
     Validated,
+    compare_to_printed,
     measure,
-    recommended,
-    replaced,
-    standing,
+    missing_cells,
+    recommend,
+    stand_ins,
     tasks_there,
     trained_with,
-    unvalidated,
     validate,
 )
 from demur.paper.statistics import Known
-from demur.paper.views import View, matched, ours
+from demur.paper.views import View, match_seeds, own_view
 from demur.report.compare import METRIC_TITLES
 from demur.report.sheet import Code, Link, Section, Sheet, Strong, Text
 from demur.study.measuring import per_cent
@@ -32,24 +32,24 @@ from demur.study.table import Measured
 USUAL = "the usual"
 
 
-def with_half(known: Known) -> str:
+def with_half_width(known: Known) -> str:
     return f"{known.text()} ±{per_cent(known.half)}"
 
 
-def signed(difference: float) -> str:
+def with_sign(difference: float) -> str:
     return f"{round(100 * difference, 1) + 0.0:+.1f}".replace("-", "−")  # no minus before zero
 
 
 def beside_the_paper(cells: Sequence[Measured]) -> list[Section]:
     """How many of its figures are measured, and how many of these agree; nothing where none is."""
-    lines = compared(cells)
+    lines = compare_printed(cells)
     counts = coverage(lines)
     total = counts.loc["all", "all"]
     if not total[CONVENTIONS[0]] and not total[CONVENTIONS[1]]:
         return []
     tasks = list(dict.fromkeys(lines["task"]))
     rows: list[list[Text]] = [
-        [TITLES.get(table, Strong("all")), *(_counted(counts, table, task) for task in (*tasks, "all"))]
+        [TITLES.get(table, Strong("all")), *(_count_row(counts, table, task) for task in (*tasks, "all"))]
         for table in counts.index.unique("table")
     ]
     both = " and ".join(f"{total[name]:,} in the {name}" for name in CONVENTIONS)
@@ -88,7 +88,7 @@ def beside_the_paper(cells: Sequence[Measured]) -> list[Section]:
     ]
 
 
-def _counted(counts: pd.DataFrame, table: str, task: str) -> str:
+def _count_row(counts: pd.DataFrame, table: str, task: str) -> str:
     if (table, task) not in counts.index:
         return ""
     corrected, published, printed = counts.loc[(table, task)]
@@ -101,13 +101,13 @@ def _counted(counts: pd.DataFrame, table: str, task: str) -> str:
 
 def recommendation(cells: Sequence[Measured]) -> Section | None:
     """The chosen method and how it does; nothing where no candidate can be chosen."""
-    view = ours(cells, "corrected")
+    view = own_view(cells, "corrected")
     validated = validate(view)
-    chosen = recommended(validated)
+    chosen = recommend(validated)
     if chosen is None:
         return None
-    own = {task: found for task in validated[0].fpr95 if (found := recommended(validate(view, [task])))}
-    missing = commands(unvalidated(view))
+    own = {task: found for task in validated[0].fpr95 if (found := recommend(validate(view, [task])))}
+    missing = commands(missing_cells(view))
     notes: list[Text] = [
         "In per cent; ± is half the 95 % interval over test points and training",
         "FPR95 is the mean over the paper's OOD sets but those trained with; the paper's best is the least such mean "
@@ -123,7 +123,7 @@ def recommendation(cells: Sequence[Measured]) -> Section | None:
         "Recommendation",
         [
             (
-                Strong((_named(chosen), ".")),
+                Strong((_candidate_name(chosen), ".")),
                 " Chosen by code that looked at validation images and printed letters alone, never at test data: the "
                 "least FPR95 of the letters, in the mean over tasks, among candidates whose validation accuracy is at "
                 "most half a point and a standard error below the best. Among those within a standard error of the "
@@ -131,11 +131,11 @@ def recommendation(cells: Sequence[Measured]) -> Section | None:
                 Link("All candidates", "tables/candidates.md"),
                 ".",
             ),
-            _tested(cells, dict.fromkeys(TASKS, chosen)),
+            _test_rows(cells, dict.fromkeys(TASKS, chosen)),
             *(
                 [
                     "By the same rule for each task alone, which is what one does with data of one's own:",
-                    _tested(cells, own, named=True),
+                    _test_rows(cells, own, named=True),
                 ]
                 if {*own.values()} != {chosen}
                 else []
@@ -145,25 +145,27 @@ def recommendation(cells: Sequence[Measured]) -> Section | None:
     )
 
 
-def _named(candidate: Candidate) -> Text:
+def _candidate_name(candidate: Candidate) -> Text:
     trained = f", trained with {candidate.outliers or 'the usual outliers'}"
     return Code(candidate.method), " with the score ", Code(candidate.score), trained
 
 
 def candidates(cells: Sequence[Measured]) -> Sheet | None:
     """All of them: on validation data, by which one is chosen, and on test data, at which the choice did not look."""
-    view = ours(cells, "corrected")
+    view = own_view(cells, "corrected")
     validated = validate(view)
     if not validated:
         return None
     tasks = list(validated[0].fpr95)
     everyone = [one.candidate for one in validated]
-    tested = ours(matched(cells, [one.cell(task) for one in everyone for task in tasks]), "corrected", everyone=cells)
+    tested = own_view(
+        match_seeds(cells, [one.cell(task) for one in everyone for task in tasks]), "corrected", everyone=cells
+    )
     head: list[Text] = ["method", "outliers", "score", "", "mean FPR95"]
     head += [[f"{what}, {when}", task] for when, what in _COLUMNS for task in tasks]
     return Sheet(
         head,
-        [_candidate(one, recommended(validated), tested, everyone) for one in validated],
+        [_candidate(one, recommend(validated), tested, everyone) for one in validated],
         names=3,
         title="Candidates, on validation and on test data",
         notes=(
@@ -190,34 +192,36 @@ def _candidate(one: Validated, chosen: Candidate | None, view: View, everyone: S
         Code(score),
         Strong("chosen") if one.candidate == chosen else remark,
         *("–" if math.isnan(value) else per_cent(value) for value in values),
-        *("–" if test is None else with_half(test.fpr95) for test in tested),
+        *("–" if test is None else with_half_width(test.fpr95) for test in tested),
     ]
 
 
-def _tested(cells: Sequence[Measured], chosen: Mapping[str, Candidate], named: bool = False) -> Sheet:
+def _test_rows(cells: Sequence[Measured], chosen: Mapping[str, Candidate], named: bool = False) -> Sheet:
     """Test results of the candidate of each task."""
-    comparable = matched(cells, [candidate.cell(task) for task, candidate in chosen.items()])
-    view = ours(comparable, "corrected", everyone=cells)
+    comparable = match_seeds(cells, [candidate.cell(task) for task, candidate in chosen.items()])
+    view = own_view(comparable, "corrected", everyone=cells)
     rows: list[list[Text]] = []
     for task in (task for task in tasks_there(view) if task in chosen):
         candidate = chosen[task]
-        seen, others = trained_with([candidate], task), replaced(comparable, task)
+        seen, others = trained_with([candidate], task), stand_ins(comparable, task)
         found = measure(view, candidate, task, seen)
-        first: list[Text] = [task, *[_named(candidate)] * named]
+        first: list[Text] = [task, *[_candidate_name(candidate)] * named]
         if found is None:
             rows.append([*first, *["–"] * 6])
             continue
-        to_map = "–" if found.plain is None else signed(found.accuracy.value - found.plain.value)
+        to_map = "–" if found.plain is None else with_sign(found.accuracy.value - found.plain.value)
         without = [one for one in [measure(view, candidate, task, seen, others)] if one and others]
-        beside = map(list, zip(*(_beside(one) for one in (found, *without)), strict=True))
-        rows.append([*first, with_half(found.accuracy), to_map, *beside, found.far_away.text()])
+        beside = map(list, zip(*(_beside_best(one) for one in (found, *without)), strict=True))
+        rows.append([*first, with_half_width(found.accuracy), to_map, *beside, found.far_away.text()])
     head = ["accuracy", ("against ", Code("map")), "mean FPR95", "the paper's best", "its best by none mass"]
     return Sheet(["task", *["chosen"] * named, *head, "far away"], rows, names=1 + named)
 
 
-def _beside(found: Tested) -> list[Text]:
+def _beside_best(found: Tested) -> list[Text]:
     best = (
-        "–" if best is None else (Code(best[0].method), f" {best[1].text()}: ", Strong(standing(found.fpr95, best[1])))
+        "–"
+        if best is None
+        else (Code(best[0].method), f" {best[1].text()}: ", Strong(compare_to_printed(found.fpr95, best[1])))
         for best in found.printed.values()
     )
-    return [with_half(found.fpr95), *best]
+    return [with_half_width(found.fpr95), *best]

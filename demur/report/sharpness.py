@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from demur.outliers.spectrum import log_power, matched, mean_power, unmatched
+from demur.outliers.spectrum import log_power, match_spectrum, mean_power, original_images
 from demur.tasks.base import Task
 
 
@@ -14,11 +14,11 @@ def draw_sharpness(task: Task, path: Path) -> None:
     """The median power of a frequency, a line a set, and that of the outliers once matched."""
     if task.training.train.x.dtype != torch.uint8:
         raise ValueError(f"figure {path}: task {task.name!r} has no images to draw the sharpness of; leave it out")
-    outliers = unmatched(task.training.shown).epoch(torch.Generator(task.training.device).manual_seed(0))
+    outliers = original_images(task.training.shown).epoch(torch.Generator(task.training.device).manual_seed(0))
     named = {
         f"{task.name}, the inliers": (task.testing.test.x, "#000000", "-", 3.0),
         f"{task.trained_with}, to train with": (outliers, "#d55e00", "-", 3.0),
-        "the same, matched": (matched(outliers, mean_power(task.training.train.x)), "#d55e00", "--", 2.0),
+        "the same, matched": (match_spectrum(outliers, mean_power(task.training.train.x)), "#d55e00", "--", 2.0),
     }
     others = [name for name, x in task.testing.ood.items() if x.dtype == torch.uint8]
     colours = ("#56b4e9", "#009e73", "#cc79a7", "#0072b2", "#999999", "#e69f00")

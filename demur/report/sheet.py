@@ -113,28 +113,28 @@ _LATEX = Style(
 )
 
 
-def _written(text: Text, how: Style) -> str:
+def _render_text(text: Text, how: Style) -> str:
     if isinstance(text, list):
-        return how.lines([_written(line, how) for line in text])
+        return how.lines([_render_text(line, how) for line in text])
     if isinstance(text, tuple):
-        return "".join(_written(part, how) for part in text)
+        return "".join(_render_text(part, how) for part in text)
     if isinstance(text, Mark):
         plain = isinstance(text, Code) and how is _MARKDOWN  # nothing is escaped in code
-        inner = text.text if plain else _written(text.text, how)
+        inner = text.text if plain else _render_text(text.text, how)
         return how.marks.get(type(text), "{}").format(inner, getattr(text, "to", ""))
     return how.plain(str(text))
 
 
 def as_markdown(text: Text) -> str:
-    return _written(text, _MARKDOWN)
+    return _render_text(text, _MARKDOWN)
 
 
 def as_html(text: Text) -> Markup:
-    return Markup(_written(text, _HTML))
+    return Markup(_render_text(text, _HTML))
 
 
 def as_latex(text: Text) -> str:
-    return _written(text, _LATEX)
+    return _render_text(text, _LATEX)
 
 
 # tables -------------------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ _templates.filters |= {"markdown": as_markdown, "html": as_html, "latex": as_lat
 _templates.tests["sheet"] = lambda block: isinstance(block, Sheet)
 
 
-def rendered(template: str, **values: Any) -> str:
+def render(template: str, **values: Any) -> str:
     return _templates.get_template(template).render(**values)
 
 
@@ -162,11 +162,11 @@ def terminal(sheet: Sheet, how: Style | None = None) -> Table:
     for number, column in enumerate(sheet.head):
         named = number < sheet.names
         justify: Any = "left" if named or sheet.written else "right"
-        drawn.add_column(_written(column, how), justify=justify, no_wrap=named or how is _TEXT)
+        drawn.add_column(_render_text(column, how), justify=justify, no_wrap=named or how is _TEXT)
     for number, row in enumerate(sheet.rows):
         if number in sheet.ruled and number:
             drawn.add_section()
-        drawn.add_row(*(_written(cell, how) for cell in row))
+        drawn.add_row(*(_render_text(cell, how) for cell in row))
     return drawn
 
 
@@ -176,16 +176,16 @@ def text(sheet: Sheet, width: int = 240) -> str:
     console.print(terminal(sheet, _TEXT))
     assert isinstance(console.file, StringIO)
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
-    return "\n".join([*lines, *(_written(note, _TEXT) for note in sheet.notes)]) + "\n"
+    return "\n".join([*lines, *(_render_text(note, _TEXT) for note in sheet.notes)]) + "\n"
 
 
 def markdown(sheet: Sheet) -> str:
-    return rendered("table.md", sheet=sheet)
+    return render("table.md", sheet=sheet)
 
 
 def latex(sheet: Sheet) -> str:
     """A table environment that needs no package."""
-    return rendered("table.tex", sheet=sheet)
+    return render("table.tex", sheet=sheet)
 
 
 FORMATS: dict[str, Callable[[Sheet], str]] = {"txt": text, "md": markdown, "tex": latex}

@@ -81,7 +81,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     return said
 
 
-def grouped(rows: Sequence[Row]) -> list[list[Row]]:
+def group_rows(rows: Sequence[Row]) -> list[list[Row]]:
     """Rows of one task and convention together."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
@@ -93,7 +93,7 @@ def markdown(rows: Sequence[Row], records: Sequence[Record]) -> str:
     """Accuracy, ECE, mean FPR95 and seconds, one line a method; a table a task and convention."""
     of = {id(row): record for row, record in zip(rows, records, strict=True)}
     parts = []
-    for group in grouped(rows):
+    for group in group_rows(rows):
         first = of[id(group[0])]
         lines = [
             [

@@ -5,10 +5,10 @@ from typing import Any
 
 from demur.paper.claims import CLAIMS, SECONDS
 from demur.paper.grid import CONVENTIONS
-from demur.paper.statistics import NO, UNCLEAR, YES, Known, joint
+from demur.paper.statistics import NO, UNCLEAR, YES, Known, combine_outcomes
 from demur.paper.verdicts import WAITING, Made, Verdict, examine, waiting
-from demur.paper.views import ours, printed
-from demur.report.sheet import Code, Sheet, Strong, Text, rendered
+from demur.paper.views import own_view, printed_view
+from demur.report.sheet import Code, Sheet, Strong, Text, render
 from demur.study.table import Measured
 
 COLUMNS = (*CONVENTIONS, "printed")
@@ -17,9 +17,10 @@ MANY = 4  # values of a line that are all shown
 
 def verdicts(cells: Sequence[Measured]) -> list[tuple[str, list[Verdict]]]:
     """By the title of a claim: in each convention and, where the paper prints values, by these."""
-    views = [ours(cells, convention) for convention in CONVENTIONS]
+    views = [own_view(cells, convention) for convention in CONVENTIONS]
     return [
-        (claim.title, [examine(claim, view) for view in (*views, *[printed()] * claim.is_printed)]) for claim in CLAIMS
+        (claim.title, [examine(claim, view) for view in (*views, *[printed_view()] * claim.is_printed)])
+        for claim in CLAIMS
     ]
 
 
@@ -37,7 +38,7 @@ def summary(cells: Sequence[Measured]) -> Sheet | None:
 
 def claims_document(cells: Sequence[Measured]) -> str | None:
     """Markdown, from values alone; None where no claim can be tested."""
-    views = {convention: ours(cells, convention) for convention in CONVENTIONS}
+    views = {convention: own_view(cells, convention) for convention in CONVENTIONS}
     if (first := summary(cells)) is None:
         return None
     claims: list[dict[str, Any]] = [
@@ -45,7 +46,7 @@ def claims_document(cells: Sequence[Measured]) -> str | None:
         for claim, (_, columns) in zip(CLAIMS, verdicts(cells), strict=True)
     ]
     devices = ", ".join(sorted({one.record.device for one in cells}))
-    return rendered("claims.md", summary=first, claims=claims, devices=devices)
+    return render("claims.md", summary=first, claims=claims, devices=devices)
 
 
 def _seeds(columns: Sequence[Verdict]) -> str:
@@ -61,13 +62,13 @@ def _lines(columns: Sequence[Verdict]) -> Sheet:
     """A line for each quantity on each task."""
     lines = dict.fromkeys(made.test.line for column in columns for made in column.made)
     rows: list[list[Text]] = [
-        [line, *(_shown([made for made in column.made if made.test.line == line]) for column in columns)]
+        [line, *(_show_line([made for made in column.made if made.test.line == line]) for column in columns)]
         for line in lines
     ]
     return Sheet(["", *COLUMNS[: len(columns)]], rows, written=True)
 
 
-def _shown(line: Sequence[Made]) -> Text:
+def _show_line(line: Sequence[Made]) -> Text:
     if not line:
         return "–"
     # what few others are compared with is said once
@@ -87,7 +88,7 @@ def _group(fixed: str, rule: str, some: Sequence[Made], is_one: bool) -> Text:
         by_kind[made.outcome] += [", ", Code(method), " ", _value(known, made, made.outcome == UNCLEAR)]
     reference = _value(some[0].one if is_one else some[0].other, some[0], UNCLEAR in outcomes)
     compared = (Code(fixed), f" {reference} {rule}") if is_one else (f"{rule} ", Code(fixed), f" {reference}")
-    counted = joint(outcomes) if some[0].test.counts else "beside"
+    counted = combine_outcomes(outcomes) if some[0].test.counts else "beside"
     said: list[Text] = [Strong(counted), f" {outcomes.count(YES)} of {len(some)}: ", *compared]
     for kind, listed in by_kind.items():
         if listed and (kind != YES or len(some) <= MANY):

@@ -53,11 +53,11 @@ def answers(model: Classifier, prediction: Prediction) -> list[Answer]:
             label=plain(model.classes_[probs[row].argmax()]),
             probability=float(probs[row].max()),
             probabilities=dict(zip(names, probs[row].tolist(), strict=True)),
-            outlier_score=finite(scores[row]),
+            outlier_score=finite_or_none(scores[row]),
             threshold=float(accept[row]),
-            unknown_from=finite(unknown[row]),
-            disagreement=min(1.0, max(0.0, finite(mutual[row]) or 0.0)),
-            why=why(model, said[row], scores[row], accept[row], unknown[row], probs[row]),
+            unknown_from=finite_or_none(unknown[row]),
+            disagreement=min(1.0, max(0.0, finite_or_none(mutual[row]) or 0.0)),
+            why=explain(model, said[row], scores[row], accept[row], unknown[row], probs[row]),
             accepted_if=None if accepted[row] else accepted_if(model, scores[row], int(probs[row].argmax())),
         )
         for row in range(len(probs))
@@ -70,11 +70,11 @@ def plain(value: Any) -> str | int | float:
     return found
 
 
-def finite(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def why(model: Classifier, said: object, score: float, accept: float, unknown: float, probs: np.ndarray) -> str:
+def explain(model: Classifier, said: object, score: float, accept: float, unknown: float, probs: np.ndarray) -> str:
     measured = f"its outlier score {score:.3g}"
     if said == UNKNOWN:
         return f"{measured} is above {unknown:.3g}, from where on an input belongs to none of the classes"

@@ -172,7 +172,7 @@ def described(hosted: Hosted) -> dict[str, Any]:
         "since": loaded.since,
         "error": hosted.error,
         "kind": model.preprocessing_.kind,
-        "takes": page.takes(model),
+        "takes": page.describe_inputs(model),
         "classes": [str(name) for name in model.classes_],
         "coverage": model.decision_.coverage,
         "score": model.decision_.score,

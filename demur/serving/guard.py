@@ -55,7 +55,7 @@ class Guard:
             body = await self._body(headers, receive)
             held = len(body)
             self._bytes += held
-            await self._app(scope, replayed(body, receive), sending)
+            await self._app(scope, replay(body, receive), sending)
         except Refused as refused:
             await error_response(str(refused), refused.status)(scope, receive, sending)
         finally:
@@ -110,7 +110,7 @@ def error_response(said: str, status: int, retry_after: int = 1) -> JSONResponse
     return JSONResponse({"error": " ".join(said.split())}, status, headers)
 
 
-def replayed(body: bytes, receive: Receive) -> Receive:
+def replay(body: bytes, receive: Receive) -> Receive:
     """The body once, as one message, and then whatever happens on the connection."""
     given = False
 

@@ -25,7 +25,7 @@ SHOWN = 60  # characters of a value that a refusal quotes
 def as_x(model: Classifier, values: Any, limits: Limits) -> X:
     """A list of inputs as the model takes them."""
     if not isinstance(values, list) or not values:
-        raise Refused(f"inputs is {quoted(values)}; give a list of at least one")
+        raise Refused(f"inputs is {quote(values)}; give a list of at least one")
     if len(values) > limits.inputs:
         raise Refused(f"inputs has {len(values)} entries, at most {limits.inputs} are answered at a time; send fewer")
     kind = model.preprocessing_
@@ -40,7 +40,7 @@ def as_x(model: Classifier, values: Any, limits: Limits) -> X:
     return array(values)
 
 
-def quoted(value: Any) -> str:
+def quote(value: Any) -> str:
     shown = repr(value)
     return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
 
@@ -52,7 +52,7 @@ def image(value: Any, shape: tuple[int, ...], place: int, limits: Limits) -> np.
     if isinstance(value, str):
         value = from_base64(value, place)
     if not isinstance(value, bytes):
-        raise Refused(f'input {place} is {quoted(value)}, no image; give the file in base64, or {{"image": base64}}')
+        raise Refused(f'input {place} is {quote(value)}, no image; give the file in base64, or {{"image": base64}}')
     channels, height, width = shape
     with open_image(io.BytesIO(value), f"input {place}") as found:
         size = found.size
@@ -76,7 +76,7 @@ def text(value: Any, place: int, limits: Limits) -> str:
     if isinstance(value, Mapping):
         value = value.get("text")
     if not isinstance(value, str):
-        raise Refused(f'input {place} is {quoted(value)}, no text; give a string, or {{"text": string}}')
+        raise Refused(f'input {place} is {quote(value)}, no text; give a string, or {{"text": string}}')
     if len(value) > limits.letters:
         raise Refused(f"input {place} has {len(value)} letters, at most {limits.letters} are read; shorten it")
     return value
@@ -97,7 +97,7 @@ def mixed_table(values: Sequence[Any], model: Classifier, kind: MixedTables) -> 
     rows = [row(value, columns, model.n_features_in_, place) for place, value in enumerate(values, 1)]
     odd = next((cell for each in rows for cell in each if type(cell) not in CELLS), None)
     if odd is not None:
-        raise Refused(f"inputs has {quoted(odd)}; a cell is a number, a string, true, false or null")
+        raise Refused(f"inputs has {quote(odd)}; a cell is a number, a string, true, false or null")
     found = np.array(rows, dtype=object).reshape(len(rows), model.n_features_in_)
     for place, why in kind.find_errors(pd.DataFrame(found, columns=columns or None)).items():
         raise Refused(f"input {place + 1} has {why}")
@@ -113,7 +113,7 @@ def row(value: Any, columns: Sequence[str], count: int, place: int) -> list[Any]
             raise Refused(f"input {place} {wanted}; give {join_names(columns) or f'a list of {count} numbers'}")
         value = [value[name] for name in columns]
     if not isinstance(value, list) or len(value) != count:
-        raise Refused(f"input {place} is {quoted(value)}; give {count} numbers, by column or in order")
+        raise Refused(f"input {place} is {quote(value)}; give {count} numbers, by column or in order")
     return value
 
 
@@ -122,7 +122,7 @@ def cells(value: Any, columns: Sequence[str], count: int, place: int) -> list[fl
     for number, cell in enumerate(value):
         if type(cell) not in (int, float) or not math.isfinite(as_float(cell)):
             column = repr(columns[number]) if columns else str(number + 1)
-            raise Refused(f"input {place} has {quoted(cell)} in column {column}, which is no finite number")
+            raise Refused(f"input {place} has {quote(cell)} in column {column}, which is no finite number")
     return [float(cell) for cell in value]
 
 

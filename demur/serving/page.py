@@ -31,7 +31,7 @@ def docs(schema: dict[str, Any]) -> str:
     return environment.from_string((TEMPLATES / "docs.html").read_text("utf-8")).render(schema=schema)
 
 
-def takes(model: Classifier) -> dict[str, Any]:
+def describe_inputs(model: Classifier) -> dict[str, Any]:
     """What an input of this model looks like, for people and programs that ask."""
     kind = model.preprocessing_
     if isinstance(kind, Images):

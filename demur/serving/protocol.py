@@ -61,7 +61,9 @@ def add(app: FastAPI, server: "Server") -> None:
             "name": name,
             "versions": [hosted.now.version],
             "platform": "demur",
-            "inputs": [{"name": "input", "datatype": datatype, "shape": shape} for datatype, shape in [takes(model)]],
+            "inputs": [
+                {"name": "input", "datatype": datatype, "shape": shape} for datatype, shape in [describe_inputs(model)]
+            ],
             "outputs": [
                 {"name": "decision", "datatype": "BYTES", "shape": [-1]},
                 {"name": "label", "datatype": "BYTES", "shape": [-1]},
@@ -90,7 +92,7 @@ def _at(server: "Server", name: str, version: str | None) -> Any:
     return hosted
 
 
-def takes(model: Classifier) -> tuple[str, list[int]]:
+def describe_inputs(model: Classifier) -> tuple[str, list[int]]:
     kind = model.preprocessing_
     if isinstance(kind, Texts | Tokens):
         return "BYTES", [-1]
@@ -114,7 +116,7 @@ def read(body: bytes, length: str | None, model: Classifier, limits: Limits) -> 
     if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
         raise Refused('the request must have "inputs", a list of one tensor: name, datatype, shape and data')
     x = tensor(inputs[0], body[end:])
-    datatype, shape = takes(model)
+    datatype, shape = describe_inputs(model)
     if list(x.shape[1:]) != shape[1:] or (x.dtype.kind == "O") != (datatype == "BYTES"):
         raise Refused(f"the input has shape {list(x.shape)}; this model takes {datatype} {shape}")
     if not 0 < len(x) <= limits.inputs:
@@ -134,7 +136,7 @@ def tensor(given: Mapping[str, Any], binary: bytes) -> np.ndarray:
             raise Refused(f"binary_data_size is {str(parameters['binary_data_size'])[:20]}, {len(binary)} bytes follow")
         values = np.array(strings(binary), dtype=object) if datatype == "BYTES" else numbers(binary, DTYPES[datatype])
     else:
-        values = flat(given.get("data"), datatype)
+        values = flatten(given.get("data"), datatype)
     if values.size != count:
         raise Refused(f"the input has {values.size} values, its shape {shape} means {count}")
     return values.reshape(shape)
@@ -166,7 +168,7 @@ def utf8(text: bytes) -> str:
         raise Refused(f"a text is not UTF-8 ({error})") from None
 
 
-def flat(data: Any, datatype: str) -> np.ndarray:
+def flatten(data: Any, datatype: str) -> np.ndarray:
     """Data are nested by the shape, or flat; both are allowed."""
     if not isinstance(data, list):
         raise Refused("the input has no data; give a list")

@@ -45,7 +45,7 @@ def _limits(decision: Decision) -> str:
     return f"threshold {low:.4g}" if low == high else f"thresholds {low:.4g} to {high:.4g}, by class"
 
 
-def recalibrated(
+def recalibrate(
     model: Classifier, fresh: Inputs, coverage: float | None, count: Callable[[int], None]
 ) -> tuple[Classifier, Recalibration]:
     """The model with a threshold that is calibrated on `fresh` alone, and both thresholds side by side."""
@@ -56,7 +56,7 @@ def recalibrated(
     for batch in fresh.batches:
         made.append(model.predict_tensor(model.inputs(batch.x)))
         count(len(batch.names))
-    prediction = joined(made)
+    prediction = concatenate(made)
     by_class = len(model.decision_.accept) > 1
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -77,7 +77,7 @@ def recalibrated(
     return new, found
 
 
-def joined(parts: list[Prediction]) -> Prediction:
+def concatenate(parts: list[Prediction]) -> Prediction:
     none = [part.none for part in parts if part.none is not None]
     return Prediction(
         torch.cat([part.probs for part in parts]),

@@ -22,7 +22,7 @@ from demur.names import choose
 from demur.posterior import Mixture, Posterior
 from demur.posterior_file import load, read_about, save
 from demur.predictive import fit_scores, predict, predict_scored
-from demur.provenance import code, digest
+from demur.provenance import describe_code, digest
 from demur.scores import score_named
 from demur.study.fits import DataSource, Fit, Further, describe_fit, folder_name
 from demur.study.grid import Cell, Study
@@ -97,7 +97,7 @@ def networks_of(study: Study, store: Store) -> set[str]:
     return {folder_name(leaf) for cell in study.cells for leaf in leaves(study.resolve(cell, store))}
 
 
-def fitted(fit: Fit, place: Place) -> Posterior:
+def read_or_fit(fit: Fit, place: Place) -> Posterior:
     """The posterior: read, or fitted from its parts, continuing where an earlier process was stopped."""
     folder = place.folder(fit)
     task = load_data(fit.data, place.store, place.device)
@@ -106,7 +106,7 @@ def fitted(fit: Fit, place: Place) -> Posterior:
         if (folder / POSTERIOR).exists():
             build = partial(fit.network, likelihood.num_outputs)
             return read_posterior(folder, build, place.device, data_of(fit, place))
-        parts = [fitted(part, place) for part in parts_of(fit)]
+        parts = [read_or_fit(part, place) for part in parts_of(fit)]
         started = time.perf_counter() - seconds_in(folder / CHECKPOINT)
         with checkpointed(folder / CHECKPOINT) as kept:
             posterior = fit.inference.fit(fit.network, likelihood, task.training, fit.recipe, parts)
@@ -161,7 +161,7 @@ def run_cell(
     """Make the cell's folder whole, or leave it if it is."""
     folder = place.folder(fit)
     if not is_done(folder):
-        posterior = fitted(fit, place)
+        posterior = read_or_fit(fit, place)
         with locked(folder):
             if not is_done(folder):
                 predict_sets(cell, fit, posterior, place)
@@ -234,7 +234,7 @@ def is_answered(cell: Cell, folder: Path, scores: Sequence[str] = ()) -> bool:
 
 def add_further(cell: Cell, fit: Fit, place: Place, further: Mapping[str, Further]) -> None:
     """Predict those of the cell's further inputs that are not there, with the posterior of a folder that is whole."""
-    folder, posterior = place.folder(fit), fitted(fit, place)
+    folder, posterior = place.folder(fit), read_or_fit(fit, place)
     likelihood = fit.likelihood(load_data(fit.data, place.store, place.device).num_classes)
     for kind in cell.further:
         with locked(folder):
@@ -246,7 +246,7 @@ def add_further(cell: Cell, fit: Fit, place: Place, further: Mapping[str, Furthe
 
 def add_scores(fit: Fit, place: Place, further: Mapping[str, Further], names: Sequence[str]) -> None:
     """Values of these scores for every set that the folder has predictions of; what they learn is let go."""
-    folder, posterior = place.folder(fit), fitted(fit, place)
+    folder, posterior = place.folder(fit), read_or_fit(fit, place)
     task = load_data(fit.data, place.store, place.device)
     likelihood = fit.likelihood(task.num_classes)
     with locked(folder):
@@ -273,5 +273,5 @@ def circumstances(device: str) -> dict[str, Any]:
         "device": name,
         "threads": torch.get_num_threads(),
         "versions": {"demur": demur.__version__, "torch": torch.__version__, "python": platform.python_version()},
-        **code(),
+        **describe_code(),
     }

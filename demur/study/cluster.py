@@ -118,13 +118,13 @@ def work(
     """On a node: attempt the step, where its results belong if they are within sight; else what is to be sent there."""
     import ray
 
-    step = unpickled(*content)
+    step = unpickle(*content)
     if mark.exists():
         return attempt(step, place), {}
     return attempt_apart(step, place, {name: ray.get(files) for name, files in folders.items()})
 
 
-def unpickled(step: bytes, path: Sequence[str]) -> Step:
+def unpickle(step: bytes, path: Sequence[str]) -> Step:
     """A step may name what is in a module of the user's, which is unpacked where whoever sent it unpacked it."""
     sys.path.extend(folder for folder in path if folder not in sys.path)
     unpacked: Step = pickle.loads(step)

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from demur.graphs import of_start_up
-from demur.study.cells import CHECKPOINT, Place, fitted, is_answered, parts_of, run_cell
+from demur.study.cells import CHECKPOINT, Place, is_answered, parts_of, read_or_fit, run_cell
 from demur.study.fits import Fit, Further, folder_name
 from demur.study.grid import Cell, Study
 from demur.study.records import DamagedCell, leave_out, read_record
@@ -82,7 +82,7 @@ def attempt(step: Step, place: Place) -> Outcome:
             for cell in step.cells:
                 run_cell(cell, step.fit, place, step.further, step.scores)
             if not step.cells:
-                fitted(step.fit, place)
+                read_or_fit(step.fit, place)
             failed, log = None, ""
         except Exception as error:
             failed, log = f"{type(error).__name__}: {error}", traceback.format_exc()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from demur.bootstrap import AGAINST, against, counts, interval
+from demur.bootstrap import AGAINST, counts, interval, resample_separation
 from demur.measures import STANDARD, Measures, ood_metrics
 from demur.metrics import METRICS, Array, Counts, Prediction, Separation
 from demur.outliers.values import sets_of
@@ -54,12 +54,12 @@ def kept_score(name: str) -> Score:
     return SCORES.get(name) or Score(name, name, lambda prediction, fitted: None)
 
 
-def seen(result: Result) -> tuple[str, ...]:
+def trained_sets(result: Result) -> tuple[str, ...]:
     """The OOD sets that were trained with."""
     return tuple(name for name in sets_of(result.record.trained_with) if name in result.ood)
 
 
-def rounded(exact: Value) -> Value:
+def round_value(exact: Value) -> Value:
     low, high = (None if end is None else round(end, DIGITS) for end in (exact.low, exact.high))
     return Value(round(exact.value, DIGITS), low, high)
 
@@ -68,7 +68,7 @@ def per_cent(fraction: float) -> str:
     return f"{100 * fraction:.1f}"
 
 
-def bounded(resampled: Resampled) -> Value:
+def with_interval(resampled: Resampled) -> Value:
     return Value(resampled[0], *interval(resampled[1]))
 
 
@@ -76,14 +76,14 @@ def mean_of(parts: Sequence[Resampled]) -> Resampled:
     return float(np.mean([value for value, _ in parts])), np.mean([again for _, again in parts], axis=0)
 
 
-def resampled(metric: str, prediction: Prediction, y: Tensor, resamples: Counts) -> Resampled:
+def resample_metric(metric: str, prediction: Prediction, y: Tensor, resamples: Counts) -> Resampled:
     """One of `METRICS` that has an interval."""
     again = METRICS[metric].again
     assert again is not None
     return METRICS[metric](prediction, y), again(prediction, y, resamples)
 
 
-def scored(metric: str, score: str) -> str:
+def metric_name(metric: str, score: str) -> str:
     """The metric's name under a score that is not the usual one; confidence is the same under all."""
     return metric if score == USUAL_SCORE or metric not in AGAINST else f"{score}_{metric}"
 
@@ -93,7 +93,10 @@ def _inside(result: Result, measures: Measures) -> Iterator[tuple[Place, Value]]
     resamples = counts(TEST, len(test))
     for name, metric in measures.metrics.items():
         value = metric(test, y)
-        yield (TEST, name), Value(value) if metric.again is None else bounded((value, metric.again(test, y, resamples)))
+        yield (
+            (TEST, name),
+            Value(value) if metric.again is None else with_interval((value, metric.again(test, y, resamples))),
+        )
     yield (TEST, "majority"), Value(float(y.bincount().max() / len(y)))
 
 
@@ -103,16 +106,16 @@ def _outside(result: Result, means: Mapping[str, Sequence[str]], measures: Measu
         resamples = counts(TEST, len(result.test)), counts(name, len(outside))
         for metric, value in ood_metrics(result.test, outside, measures.scores).items():
             yield (name, metric), Value(value)
-        with_resamples[name, "mmc"] = resampled("mmc", outside, result.y, resamples[1])
+        with_resamples[name, "mmc"] = resample_metric("mmc", outside, result.y, resamples[1])
         for score, of in measures.scores.items():
             inlying, outlying = (of(result.test), of(outside)) if of.bounded else (None, None)
             if inlying is not None and outlying is not None:
                 separation = Separation(-inlying, -outlying)
                 for metric in AGAINST:
-                    again = against(metric, -inlying, -outlying, *resamples)
-                    with_resamples[name, scored(metric, score)] = getattr(separation, metric), again
+                    again = resample_separation(metric, -inlying, -outlying, *resamples)
+                    with_resamples[name, metric_name(metric, score)] = getattr(separation, metric), again
     for place, both in with_resamples.items():
-        yield place, bounded(both)
+        yield place, with_interval(both)
     for mean, names in means.items():
         for metric in dict.fromkeys(metric for _, metric in with_resamples) if names else ():
-            yield (mean, metric), bounded(mean_of([with_resamples[name, metric] for name in names]))
+            yield (mean, metric), with_interval(mean_of([with_resamples[name, metric] for name in names]))

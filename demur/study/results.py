@@ -277,7 +277,7 @@ def unpack(files: Iterable[Path], runs: Path) -> list[Path]:
         except (SafetensorError, OSError, ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not a pack of predictions, or it is damaged ({error}); pack it anew") from None
     records = {name: check_packed(runs / name, name, tensors[name], stored.get(name)) for name in tensors}
-    return [runs / name for name in tensors if _put(runs / name, tensors[name], records[name])]
+    return [runs / name for name in tensors if _write_missing(runs / name, tensors[name], records[name])]
 
 
 def check_packed(folder: Path, name: str, content: Mapping[str, Mapping[str, Tensor]], stored: object) -> Record:
@@ -297,7 +297,7 @@ def check_packed(folder: Path, name: str, content: Mapping[str, Mapping[str, Ten
     return record
 
 
-def _put(folder: Path, content: Mapping[str, Mapping[str, Tensor]], record: Record) -> bool:
+def _write_missing(folder: Path, content: Mapping[str, Mapping[str, Tensor]], record: Record) -> bool:
     """Whether anything was not there yet."""
     with locked(folder):
         there = read_record(folder) if is_done(folder) else None
@@ -305,11 +305,11 @@ def _put(folder: Path, content: Mapping[str, Mapping[str, Tensor]], record: Reco
         for file_name in new:
             write_tensors(folder / file_name, content[file_name])
         if new:
-            write_record(folder, record if there is None else _joined(there, record, new))
+            write_record(folder, record if there is None else _join_records(there, record, new))
     return bool(new)
 
 
-def _joined(first: Record, second: Record, new: Iterable[str]) -> Record:
+def _join_records(first: Record, second: Record, new: Iterable[str]) -> Record:
     """Two records of one folder: the first, with what else the second was asked."""
     kinds = [kind for kind in second.further if file_of(kind) in new]
     return replace(

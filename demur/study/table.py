@@ -65,7 +65,7 @@ class Measured:
         return tuple("" if (value := getattr(self.cell, name)) is None else str(value) for name in CELL)
 
 
-def measured(result: Result, values: Values, folder: Path | None = None) -> Measured:
+def measured_cell(result: Result, values: Values, folder: Path | None = None) -> Measured:
     record = replace(result.record, cells=(), sets=(), further={}, digests={}, scores={})
     return Measured(result.cell, values, record, tuple(result.ood), folder.name if folder else "", folder)
 
@@ -129,7 +129,7 @@ def read_tables(folder: Path) -> list[Measured]:
         place: {(name, metric): Value(*ends) for name, metric, *ends in of_cell.iloc[:, len(CELL) :].itertuples(False)}
         for place, of_cell in results.groupby(list(CELL), sort=False)
     }
-    cells = [_measured(folder / CELLS, number, line) for number, line in _read(folder / CELLS).iterrows()]
+    cells = [_parse_cell(folder / CELLS, number, line) for number, line in _read(folder / CELLS).iterrows()]
     if by_place.keys() != {one.place for one in cells}:
         raise ValueError(f"{path} and {folder / CELLS} are not of the same cells; make both anew from runs")
     filled = [replace(one, values=by_place[one.place]) for one in cells]
@@ -157,7 +157,7 @@ def _read(path: Path) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=head, index=range(1, len(rows) + 1))
 
 
-def _measured(path: Path, number: Any, line: Mapping[str, str]) -> Measured:
+def _parse_cell(path: Path, number: Any, line: Mapping[str, str]) -> Measured:
     """A line of cells.csv, as yet without values."""
     try:
         cell: dict[str, Any] = {name: line[name] or None for name in (*CELL, "further")}
@@ -208,7 +208,7 @@ def gather(
     def take(one: Measured) -> None:
         bare = replace(one.cell, further=())
         before = by_cell.get(bare)
-        by_cell[bare] = _joined(before, one) if before is not None and _is_same_network(before, one) else one
+        by_cell[bare] = _join(before, one) if before is not None and _is_same_network(before, one) else one
 
     for source in sources:
         stored, cells = (source / RESULTS).exists(), find_cells(source)
@@ -231,7 +231,7 @@ def _is_same_network(one: Measured, other: Measured) -> bool:
     return one.folder_name == other.folder_name and math.isclose(*losses, rel_tol=1e-3)
 
 
-def _joined(before: Measured, one: Measured) -> Measured:
+def _join(before: Measured, one: Measured) -> Measured:
     """What was known of other further inputs of the same network stays."""
     further = tuple(sorted({*before.cell.further, *one.cell.further}))
     if further == one.cell.further:
@@ -265,7 +265,7 @@ def _measure_folder(measure: Measure, own: Own, place: tuple[Path, Cell]) -> Mea
     folder, cell = place
     try:
         result = read_result(folder, cell)
-        return measured(result, measure(result, measures_with(*own)), folder)
+        return measured_cell(result, measure(result, measures_with(*own)), folder)
     except DamagedCell as error:
         return error
     except KeyError as error:  # its further sets are not those of this version

@@ -57,15 +57,15 @@ def load(
             raise ValueError(f"task {name!r} brings its own outliers, not {outliers!r}; leave outliers out")
         task = EMBEDDED[name]()
         train = Split(task.training.train.x[:limit], task.training.train.y[:limit])
-        return shortened(replace(task, training=replace(task.training, train=train)), limit)
+        return shorten(replace(task, training=replace(task.training, train=train)), limit)
     if store is None:
         raise ValueError(f"task {name!r} is made from data sets; give the folder that holds them: store=Store(folder)")
     if name in TEXTS:
         named = outliers or OUTLIERS[0]
         words = {"inside": inside, "outside": outside, "tested": tested}
-        return shortened(TEXTS[name](store, outliers=named, limit=limit, **words), limit)
+        return shorten(TEXTS[name](store, outliers=named, limit=limit, **words), limit)
     task = IMAGES[name](store, outliers=outliers, limit=limit, exclude_overlap=exclude_overlap, validation=validation)
-    return shortened(task, limit)
+    return shorten(task, limit)
 
 
 def default_outliers(name: str, store: Store) -> str | None:
@@ -75,7 +75,7 @@ def default_outliers(name: str, store: Store) -> str | None:
     return OUTLIERS[0] if name in TEXTS else natural_outliers(store)
 
 
-def shortened(task: Task, limit: int | None) -> Task:
+def shorten(task: Task, limit: int | None) -> Task:
     """At most a sixth of `limit` of everything that is not trained on, always the same ones."""
     if limit is None:
         return task

@@ -36,13 +36,13 @@ class Jitter:
             case "zero":
                 x, rows, columns = F.pad(x, 4 * (self.reach,)), rows + self.reach, columns + self.reach
             case "reflect":
-                rows, columns = mirrored(rows, height), mirrored(columns, width)
+                rows, columns = mirror(rows, height), mirror(columns, width)
             case "edge":
                 rows, columns = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
         return take(x, rows, columns)
 
 
-def mirrored(place: Tensor, size: int) -> Tensor:
+def mirror(place: Tensor, size: int) -> Tensor:
     """Places outside 0 to size - 1, by less than size, brought back as by mirrors in the first and the last."""
     return (size - 1) - ((size - 1) - place.abs()).abs()
 

@@ -75,11 +75,13 @@ def image_task(
     """
     check_limit(limit)
     companions = choose(COMPANIONS, name, "task")
-    train, held_out, test = divided(labelled(store, name, "train"), labelled(store, name, "test"), validation, limit)
+    train, held_out, test = split_images(
+        load_split(store, name, "train"), load_split(store, name, "test"), validation, limit
+    )
     shape, classes = train.x.shape[1:], store.classes(name, "train")
 
     def from_store(part: str) -> OutlierSource:
-        images = images_named(store, part)
+        images = load_outlier_images(store, part)
         if exclude_overlap:
             images = images[~shows_class_of(store, part, name, classes)]
         return to_train_with(images, shape)
@@ -87,9 +89,9 @@ def image_task(
     outliers = outliers or natural_outliers(store)
     shown = build(parse(outliers), "images", train.x, store=from_store)
     origins = {ood: DERIVED_FROM.get(ood, ood) for ood in companions.ood}
-    sources = {ood: present(store, origin, "test") for ood, origin in origins.items()}
+    sources = {ood: find_set(store, origin, "test") for ood, origin in origins.items()}
     ood_test = {
-        ood if origin == origins[ood] else origin: fitted(drawn(store.images(origin, "test")[0]), shape)
+        ood if origin == origins[ood] else origin: fit_images(draw_ood(store.images(origin, "test")[0]), shape)
         for ood, origin in sources.items()
         if origin is not None
     }
@@ -98,7 +100,7 @@ def image_task(
         name,
         classes,
         TrainingData(train, held_out, shown, companions.augment),
-        TestData(test, ood_test | noise(drawn(test.x))),
+        TestData(test, ood_test | noise(draw_ood(test.x))),
         trained_with=outliers,
         missing=tuple(ood for ood, origin in sources.items() if origin is None),
         notes={other: f"stands in for {wanted}" for wanted, other in STAND_INS.items() if other in used},
@@ -117,51 +119,54 @@ def check_limit(limit: int | None) -> None:
         raise ValueError(f"limit {limit} leaves nothing to train on; give at least 1, or None for all")
 
 
-def labelled(store: Store, name: str, split: str) -> Split:
+def load_split(store: Store, name: str, split: str) -> Split:
     x, y = store.images(name, split)
     if y is None:
         raise ValueError(f"{name}'s split {split} has no labels; get or add {name} again, with a column `label`")
     return Split(x, y)
 
 
-def divided(train: Split, test: Split, validation: str, limit: int | None) -> tuple[Split, Split, Split]:
+def split_images(train: Split, test: Split, validation: str, limit: int | None) -> tuple[Split, Split, Split]:
     """Images to train with, shuffled; to validate with; and to test with, in the order of the file.
 
     The same images are left out of training whichever split is validated with, so that networks can be shared.
     """
-    sets, orders = {"train": train, "test": test}, {"train": shuffled(len(train)), "test": shuffled(len(test))}
+    sets, orders = (
+        {"train": train, "test": test},
+        {"train": shuffled_order(len(train)), "test": shuffled_order(len(test))},
+    )
     choose(sets, validation, "split to validate with")
     held_out = {name: order[: min(VALIDATION_COUNT, len(order) // 10)] for name, order in orders.items()}
     tested = orders["test"] if validation == "train" else orders["test"][len(held_out["test"]) :]
     return (
-        picked(train, orders["train"][len(held_out["train"]) :][:limit]),
-        picked(sets[validation], held_out[validation]),
-        picked(test, tested.sort().values),
+        take_rows(train, orders["train"][len(held_out["train"]) :][:limit]),
+        take_rows(sets[validation], held_out[validation]),
+        take_rows(test, tested.sort().values),
     )
 
 
-def picked(split: Split, rows: Tensor) -> Split:
+def take_rows(split: Split, rows: Tensor) -> Split:
     return Split(split.x[rows], split.y[rows])
 
 
-def shuffled(count: int) -> Tensor:
+def shuffled_order(count: int) -> Tensor:
     """0 to count - 1 in an order that is always the same."""
     return torch.randperm(count, generator=generator_for("order"))
 
 
-def drawn(x: Tensor) -> Tensor:
+def draw_ood(x: Tensor) -> Tensor:
     """At most OOD_COUNT of the inputs, always the same."""
-    return x[shuffled(len(x))[:OOD_COUNT]]
+    return x[shuffled_order(len(x))[:OOD_COUNT]]
 
 
-def present(store: Store, name: str, split: str) -> str | None:
+def find_set(store: Store, name: str, split: str) -> str | None:
     """The set, or the one that stands in for it; None where the store has neither."""
     return next((each for each in (name, STAND_INS.get(name)) if each and store.has(each, split)), None)
 
 
 def natural_outliers(store: Store) -> str:
     """The outliers to train with where none are named."""
-    return present(store, NATURAL_IMAGES, "train") or NATURAL_IMAGES
+    return find_set(store, NATURAL_IMAGES, "train") or NATURAL_IMAGES
 
 
 def noise(images: Tensor) -> dict[str, Tensor]:
@@ -171,7 +176,7 @@ def noise(images: Tensor) -> dict[str, Tensor]:
     return {"uniform": flat, "smooth": smooth(images, generator), "far_away": far_away(flat)}
 
 
-def images_named(store: Store, name: str) -> Tensor:
+def load_outlier_images(store: Store, name: str) -> Tensor:
     """Images to make training outliers of; a name that nothing is known by is an error that helps."""
     if not store.has(name, "train"):
         known = [other for other, data in CATALOGUE.items() if data.kind == "images" and "train" in data.splits]
@@ -220,18 +225,18 @@ class CroppedOrResized:
 
 def to_train_with(images: Tensor, shape: torch.Size) -> OutlierSource:
     # with resized images alone, which are smooth, a network does not come to know noise
-    images = recoloured(images, shape[0])
-    small = resized(images, shape[1], shape[2])
+    images = recolour(images, shape[0])
+    small = resize_bilinear(images, shape[1], shape[2])
     larger = images.shape[2] > shape[1] and images.shape[3] > shape[2]
     return CroppedOrResized(F.pad(images, 4 * (PADDING,)), small) if larger else Fixed(small)
 
 
-def fitted(x: Tensor, shape: torch.Size) -> Tensor:
+def fit_images(x: Tensor, shape: torch.Size) -> Tensor:
     """Images in the task's colours and at its size."""
-    return resized(recoloured(x, shape[0]), shape[1], shape[2])
+    return resize_bilinear(recolour(x, shape[0]), shape[1], shape[2])
 
 
-def recoloured(x: Tensor, channels: int) -> Tensor:
+def recolour(x: Tensor, channels: int) -> Tensor:
     """Colour to grey by luma weights, or grey to three equal channels."""
     if x.shape[1] == channels:
         return x
@@ -240,7 +245,7 @@ def recoloured(x: Tensor, channels: int) -> Tensor:
     return x.expand(-1, channels, -1, -1).contiguous()
 
 
-def resized(x: Tensor, height: int, width: int) -> Tensor:
+def resize_bilinear(x: Tensor, height: int, width: int) -> Tensor:
     """Bilinear, over the area that a new pixel covers where there come to be fewer: as Pillow does it."""
     if x.shape[2:] == (height, width):
         return x

@@ -37,18 +37,18 @@ NEGATION = re.compile(r"n ?'t\b")  # don't, do n't and don 't
 WORD = re.compile(r"<unk>|[^\W_]+")  # WikiText-2 writes <unk> for its own unknown words
 
 
-def normalised(text: str) -> list[str]:
+def normalise(text: str) -> list[str]:
     """Words without case, accents and punctuation; "n't" and what follows an apostrophe are words of their own."""
     plain = ACCENT.sub("", unicodedata.normalize("NFKD", html.unescape(text).lower()))
     return WORD.findall(NEGATION.sub(" nt", APOSTROPHE.sub("'", plain)))
 
 
-def cased(text: str) -> list[str]:
+def split_cased(text: str) -> list[str]:
     """What stands between spaces, as it is written."""
     return text.split()
 
 
-def lowered(text: str) -> list[str]:
+def split_lowered(text: str) -> list[str]:
     """What stands between spaces, in lower case."""
     return text.lower().split()
 
@@ -61,9 +61,9 @@ def unknown(text: str) -> list[str]:
 Labelled = tuple[list[str], Tensor]
 Tokenizer = Callable[[str], list[str]]
 TOKENIZERS: dict[str, Tokenizer] = {
-    "normalised": normalised,
-    "cased": cased,
-    "lowered": lowered,
+    "normalised": normalise,
+    "cased": split_cased,
+    "lowered": split_lowered,
     "unknown": unknown,
 }
 
@@ -117,7 +117,7 @@ def text_task(
     tokens_in, tokens_out = choose(TOKENIZERS, inside, "tokenizer"), choose(TOKENIZERS, outside, "tokenizer")
     tokens_ood = tokens_out if tested is None else choose(TOKENIZERS, tested, "tokenizer")
     (train_texts, train_y), (validation_texts, validation_y) = training_and_validation(store, name, limit)
-    test_texts, test_y = labelled(store, name, "test")
+    test_texts, test_y = load_split(store, name, "test")
     sentences = [tokens_in(text) for text in train_texts]
     vocabulary = Vocabulary.of(sentences)
     lengths = torch.tensor([min(max(len(sentence), 1), WIDTH) for sentence in sentences])
@@ -127,8 +127,8 @@ def text_task(
         texts = train_texts if part == SHUFFLED else store.texts(part, "train")[0]
         words = [word for text in texts for word in tokens_out(text)]
         if part == SHUFFLED:
-            words = [words[i] for i in shuffled(len(words))]
-        return Fixed(vocabulary.encode(pieces(words, lengths, generator_for("pieces"))))
+            words = [words[i] for i in shuffled_order(len(words))]
+        return Fixed(vocabulary.encode(cut_pieces(words, lengths, generator_for("pieces"))))
 
     def split(texts: list[str], y: Tensor) -> Split:
         return Split(vocabulary.encode(map(tokens_in, texts)), y)
@@ -155,7 +155,7 @@ sst = partial(text_task, "sst")  # sentences of film reviews, negative or positi
 trec = partial(text_task, "trec")  # questions, by what they ask for; some of the 50 classes have only a few
 
 
-def pieces(words: Sequence[str], lengths: Tensor, generator: torch.Generator) -> list[Sequence[str]]:
+def cut_pieces(words: Sequence[str], lengths: Tensor, generator: torch.Generator) -> list[Sequence[str]]:
     """Consecutive pieces of a text, as long as inliers are: each length is drawn from `lengths`.
 
     A WikiText paragraph has 100 words, a question 10: uncut, length alone would tell them apart.
@@ -165,7 +165,7 @@ def pieces(words: Sequence[str], lengths: Tensor, generator: torch.Generator) ->
     return [words[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def labelled(store: Store, name: str, split: str) -> Labelled:
+def load_split(store: Store, name: str, split: str) -> Labelled:
     texts, y = store.texts(name, split)
     if y is None:
         raise ValueError(f"{name}'s split {split} has no labels; get or add {name} again, with a column `label`")
@@ -176,10 +176,10 @@ def training_and_validation(store: Store, name: str, limit: int | None = None) -
     """Shuffled training sentences, and validation sentences: the set's own, or a tenth of the training set held out."""
     if limit is not None and limit < 1:
         raise ValueError(f"limit {limit} leaves nothing to train on; give at least 1, or None for all")
-    texts, y = labelled(store, name, "train")
-    order = shuffled(len(texts))
+    texts, y = load_split(store, name, "train")
+    order = shuffled_order(len(texts))
     if store.has(name, "validation"):
-        validation = labelled(store, name, "validation")
+        validation = load_split(store, name, "validation")
     else:
         held_out, order = order[: len(texts) // 10], order[len(texts) // 10 :]
         validation = [texts[i] for i in held_out], y[held_out]
@@ -192,10 +192,10 @@ def ood_texts(store: Store) -> dict[str, list[str]]:
     for name in OOD:
         if store.has(name, "test"):
             texts, _ = store.texts(name, "test")
-            sets[name] = [texts[i] for i in shuffled(len(texts))[:OOD_COUNT]]
+            sets[name] = [texts[i] for i in shuffled_order(len(texts))[:OOD_COUNT]]
     return sets
 
 
-def shuffled(count: int) -> list[int]:
+def shuffled_order(count: int) -> list[int]:
     """0 to count - 1 in an order that is always the same."""
     return torch.randperm(count, generator=generator_for("order")).tolist()

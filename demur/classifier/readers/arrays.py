@@ -12,7 +12,7 @@ from demur.classifier.readers.images import check_memory
 from demur.classifier.readers.tables import wrong_cells
 from demur.data.decode import Shape
 from demur.data.formats import read_npz
-from demur.tasks.images import fitted
+from demur.tasks.images import fit_images
 
 
 def open_npz(asked: Asked, size: Size | None, channels: int | None) -> Inputs:
@@ -32,7 +32,7 @@ def open_npz(asked: Asked, size: Size | None, channels: int | None) -> Inputs:
         shape = (channels or own, *(size or x.shape[1:3]))
         if labelled:
             check_memory(len(x), shape)
-        x = fitted(pixels, torch.Size(shape)).numpy()
+        x = fit_images(pixels, torch.Size(shape)).numpy()
     elif x.dtype.kind in "fiub" and x.ndim == 2:
         kind, x = "tables", x.astype(np.float64)
         names = columns or [str(column + 1) for column in range(x.shape[1])]

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from demur.classifier.readers.base import BATCH, Batch, Inputs, Size
-from demur.data.decode import Shape, flattened, is_deep
+from demur.data.decode import Shape, convert_mode, is_deep
 from demur.data.formats import IMAGES, find_images, reading, split_named
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "PPM", "TIFF")  # those of IMAGES; Pillow's other parsers stay shut
@@ -115,7 +115,7 @@ def read_image(file: Path, shape: Shape) -> np.ndarray:
 
 def pixels_of(image: Image.Image, shape: Shape) -> np.ndarray:
     channels, height, width = shape
-    upright = flattened(ImageOps.exif_transpose(image), "L" if channels == 1 else "RGB")
+    upright = convert_mode(ImageOps.exif_transpose(image), "L" if channels == 1 else "RGB")
     pixels = np.asarray(upright.resize((width, height), Image.Resampling.BILINEAR))
     return pixels.reshape(height, width, channels).transpose(2, 0, 1)
 

@@ -14,7 +14,7 @@ from demur.outliers.synthetic import SYNTHETIC
 from demur.outliers.values import Synthetic, leaves, parse
 from demur.streams import generator_for
 from demur.tasks.images import to_train_with
-from demur.tasks.text import normalised, pieces
+from demur.tasks.text import cut_pieces, normalise
 
 OUTLIERS = 50_000  # at most, of a data set of the store
 STORED = {"images": "images", "texts": "text"}  # what the catalogue calls them
@@ -49,6 +49,6 @@ def read_outliers(named: str, inputs: Inputs, inliers: X, store: Callable[[], St
         images, _ = opened.images(named, "train")
         few = images[torch.randperm(len(images), generator=generator_for("outliers"))[:OUTLIERS]]
         return to_train_with(few, torch.Size(inputs.shape)).epoch(generator_for("outliers")).numpy()
-    words = [word for text in opened.texts(named, "train")[0] for word in normalised(text)]
-    lengths = torch.tensor([max(1, len(normalised(text))) for text in inliers])
-    return [" ".join(piece) for piece in pieces(words, lengths, generator_for("outliers"))[:OUTLIERS]]
+    words = [word for text in opened.texts(named, "train")[0] for word in normalise(text)]
+    lengths = torch.tensor([max(1, len(normalise(text))) for text in inliers])
+    return [" ".join(piece) for piece in cut_pieces(words, lengths, generator_for("outliers"))[:OUTLIERS]]
