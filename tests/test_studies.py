@@ -211,7 +211,10 @@ def test_outlier_exposure_has_the_weight_of_the_literature_in_both_conventions(t
 
 def test_published_texts_are_tested_as_unknown_words_and_laplace_shares_the_network_of_map():
     fit, alone = resolved("trec", "la"), resolved("trec", "map")
-    assert (fit.data.inside, fit.data.outside, fit.data.tested) == ("cased", "lowered", "unknown")
+    assert (fit.data.inside, fit.data.outside, fit.data.tested) == ("lowered", "lowered", "unknown")
+    assert resolved("sst", "la").data.inside == "cased"
+    assert {resolved(task, "la").data.min_count for task in ("sst", "trec")} == {1}  # every training word was known
+    assert resolved("trec", "la", "corrected").data.min_count == 2
     assert [folder_name(part) for part in parts_of(fit)] == [folder_name(alone)]
     assert resolved("trec", "la", "corrected").data.tested is None
 

@@ -74,6 +74,7 @@ def test_vocabulary_has_the_most_frequent_words_that_occur_twice() -> None:
     sentences = [["c", "b", "a"], ["c", "b"], ["c", *["<unk>"] * 4]]
     assert Vocabulary.of(sentences).words == ("<pad>", "<unk>", "c", "b")
     assert Vocabulary.of(sentences, size=3).words == ("<pad>", "<unk>", "c")
+    assert set(Vocabulary.of(sentences, min_count=1).words) > {"a", "b", "c"}
 
 
 def test_encode_pads_on_the_left_and_cuts_on_the_right() -> None:
@@ -159,6 +160,14 @@ def test_tokenizers_may_differ_inside_and_outside(store: Store) -> None:
     for name, x in blank.testing.ood.items():
         assert x.unique().tolist() in ([PADDING, UNKNOWN], [UNKNOWN])
         assert torch.equal(x == PADDING, task.testing.ood[name] == PADDING)  # of the same length
+
+
+def test_unless_rare_words_are_unknown_only_outliers_have_unknown_words(store: Store) -> None:
+    """The published vocabulary has every training word, so that a new word makes a test sentence an outlier."""
+    assert (sst(store).training.train.x == UNKNOWN).any()
+    task = sst(store, min_count=1)
+    assert not (task.training.train.x == UNKNOWN).any()
+    assert (task.training.outliers.epoch(torch.Generator()) == UNKNOWN).any()
 
 
 def test_padding_does_not_change_the_gru() -> None:

@@ -38,7 +38,8 @@ def published(fit: Fit) -> Fit:
     text = data.name in TEXTS
     if text:
         # the OOD sets' vocabulary was never built: the network reads rows of unknown words
-        data = replace(data, inside="cased", outside="lowered", tested="unknown")
+        inside = "cased" if data.name == "sst" else "lowered"
+        data = replace(data, inside=inside, outside="lowered", tested="unknown", min_count=1)
         fit = replace(fit, recipe=replace(fit.recipe, weight_decay=0.0))  # Laplace is put around MAP's network
     elif data.name in IMAGES and inference == "la":  # the only method that looks at validation data
         data = replace(data, validation="test")

@@ -58,6 +58,7 @@ class Data:
     outside: str = "normalised"
     augment: bool = True
     tested: str | None = field(default=None, metadata=LATER)  # how OOD texts are read, if not as `outside`
+    min_count: int = field(default=2, metadata=LATER)  # how often a word must occur in training to be known
 
     @property
     def set_names(self) -> tuple[str, ...]:
@@ -76,6 +77,7 @@ class Data:
             inside=self.inside,
             outside=self.outside,
             tested=self.tested,
+            min_count=self.min_count,
         )
         return task if self.augment else replace(task, training=replace(task.training, augment=None))
 

@@ -38,20 +38,22 @@ def load(
     inside: str = "normalised",
     outside: str = "normalised",
     tested: str | None = None,
+    min_count: int = 2,
 ) -> Task:
     """The task of that name, on the CPU.
 
     `digits` and `blobs` bring their own data, the others are made from a store's. `outliers` names the ones to train
     with, `a+b` a mix in equal parts; None is the paper's choice. `limit` keeps that many training inputs, and of every
     other set at most a sixth as many, for a quick look. `exclude_overlap` leaves out outliers of the task's classes,
-    `validation` says which split of images is tuned on, `inside`, `outside` and `tested` how words are read.
+    `validation` says which split of images is tuned on, `inside`, `outside` and `tested` how words are read,
+    `min_count` how often a word must occur in training to be known.
     """
     choose(TASKS, name, "task")
     check_limit(limit)
     if name not in IMAGES and (exclude_overlap or validation != "train"):
         raise ValueError(f"task {name!r} is not made of images; leave exclude_overlap and validation out")
-    if name not in TEXTS and (inside, outside, tested) != ("normalised", "normalised", None):
-        raise ValueError(f"task {name!r} is not made of texts; leave inside, outside and tested out")
+    if name not in TEXTS and (inside, outside, tested, min_count) != ("normalised", "normalised", None, 2):
+        raise ValueError(f"task {name!r} is not made of texts; leave inside, outside, tested and min_count out")
     if name in EMBEDDED:
         if outliers is not None:
             raise ValueError(f"task {name!r} brings its own outliers, not {outliers!r}; leave outliers out")
@@ -63,7 +65,7 @@ def load(
     if name in TEXTS:
         named = outliers or OUTLIERS[0]
         words = {"inside": inside, "outside": outside, "tested": tested}
-        return shorten(TEXTS[name](store, outliers=named, limit=limit, **words), limit)
+        return shorten(TEXTS[name](store, outliers=named, limit=limit, min_count=min_count, **words), limit)
     task = IMAGES[name](store, outliers=outliers, limit=limit, exclude_overlap=exclude_overlap, validation=validation)
     return shorten(task, limit)
 
