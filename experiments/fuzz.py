@@ -81,7 +81,11 @@ def run_all(whole: Path, seed: int, start: int, stop: int) -> None:
     every = list(cases())
     random.Random(seed).shuffle(every)
     with ExitStack() as undrawn:  # figures take seconds, and are drawn from what is judged
-        for name in ("demur.report.evaluation.draw", "demur.report.evaluation.save_drawings", "demur.report.page.save_drawings"):
+        for name in (
+            "demur.report.evaluation.draw",
+            "demur.report.evaluation.save_drawings",
+            "demur.report.page.save_drawings",
+        ):
             undrawn.enter_context(mock.patch(name, return_value=[]))
         for number in range(start, stop):
             print(json.dumps({"number": number}), flush=True)

@@ -25,6 +25,7 @@ CONNECTIONS = 64
 LIMIT = 0.25  # seconds, of p99
 STEP = 5.0  # seconds at each rate that is tried
 RECOVERY = 5.0  # seconds that are looked at after an overload
+PATIENCE = 60.0  # seconds in which a request must be answered; later it counts as lost, and the run goes on
 
 
 @dataclass
@@ -65,12 +66,20 @@ class Connection:
         for attempt in range(2):
             fresh = self.streams is None
             try:
-                return await self._ask(path, body, request)
-            except (ConnectionError, asyncio.IncompleteReadError):
-                self.streams = None
+                async with asyncio.timeout(PATIENCE):
+                    return await self._ask(path, body, request)
+            except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
+                self.close()
+                if isinstance(error, TimeoutError):
+                    break
                 if fresh or attempt:
                     break
         return 0, ""
+
+    def close(self) -> None:
+        if self.streams is not None:
+            self.streams[1].close()
+            self.streams = None
 
     async def _ask(self, path: str, body: bytes, request: str) -> tuple[int, str]:
         if self.streams is None:
@@ -82,8 +91,7 @@ class Connection:
         headers = dict(line.lower().split(": ", 1) for line in lines[1:] if ": " in line)
         await reader.readexactly(int(headers.get("content-length", 0)))
         if headers.get("connection") == "close":
-            writer.close()
-            self.streams = None
+            self.close()
         return int(lines[0].split()[1]), headers.get("x-request-id", "")
 
 
@@ -96,8 +104,10 @@ async def at_rate(port: int, pid: int, bodies: Sequence[bytes], rate: float, sec
 
     async def one(number: int, due: float) -> None:
         connection, request = await free.get(), f"r{rate:g}-{number}"
-        status, said = await connection.ask("/v1/predict", bodies[number % len(bodies)], request)
-        free.put_nowait(connection)
+        try:
+            status, said = await connection.ask("/v1/predict", bodies[number % len(bodies)], request)
+        finally:
+            free.put_nowait(connection)
         run.statuses[status] += 1
         run.lost += status == 0
         run.wrong_ids += status != 0 and said != request

@@ -133,7 +133,9 @@ def test_an_ensemble_trains_its_members_at_once_only_where_that_pays(task, netwo
     monkeypatch.setattr(ensemble, "train_together", together)
     Ensemble(members=2).fit(network, plain(3), task.training, recipe)
     assert not calls
-    monkeypatch.setattr(ensemble, "can_train_together", lambda its, likelihood, task: (its, likelihood) == (given, plain(3)))
+    monkeypatch.setattr(
+        ensemble, "can_train_together", lambda its, likelihood, task: (its, likelihood) == (given, plain(3))
+    )
     assert Ensemble(members=2).fit(network, plain(3), task.training, replace(recipe, seed=4)).parts == tuple(made)
     assert [[its.seed for its in recipes] for recipes in calls] == [[8, 9]]
     assert Ensemble(members=2).fit(network, plain(3), task.training, recipe, made[::-1]).parts == tuple(made[::-1])

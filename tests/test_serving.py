@@ -1,10 +1,12 @@
 """The server answers as the model does, refuses in one sentence what it cannot read, and is never left hanging."""
 
 import asyncio
+import gc
 import json
 import os
 import shutil
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -285,6 +287,63 @@ def test_a_batch_that_fails_fails_alone():
     first, second, third = asyncio.run(scenario())
     assert (first, third) == ([1.0], [2.0])
     assert isinstance(second, RuntimeError)
+
+
+def test_inputs_that_do_not_go_together_do_not_stop_the_queue():
+    """Nothing that a batch can do may end the loop that answers: whoever came later would wait for ever."""
+
+    async def ask_all() -> list[object]:
+        batcher: Batcher[float] = Batcher(lambda x: x[:, 0].tolist(), Batching(wait=0.05))
+        first = asyncio.create_task(batcher.answered(torch.zeros(1, 1)))
+        odd = [asyncio.create_task(batcher.answered(torch.zeros(1, width))) for width in (1, 2)]
+        failed = await asyncio.gather(first, *odd, return_exceptions=True)
+        answered = await asyncio.wait_for(batcher.answered(torch.ones(1, 1)), 10)
+        await batcher.close()
+        return [*failed, answered]
+
+    *failed, answered = asyncio.run(ask_all())
+    assert answered == [1.0]
+    assert any(isinstance(each, RuntimeError) for each in failed)
+
+
+def test_a_model_that_was_replaced_gives_its_memory_back_at_once(models, tmp_path):
+    path = tmp_path / "table.demur"
+    shutil.copy(models["table"], path)
+
+    async def replace_it() -> None:
+        hosted = Hosted("table", path, Hosting(), Instruments())
+        await hosted.now.batcher.answered(torch.zeros(1, 3))
+        old, network = weakref.ref(hosted.now), weakref.ref(hosted.now.model)
+        gc.disable()  # a collection may come long after: a LeNet's samples are 325 MiB
+        try:
+            await hosted.reload()
+            await asyncio.sleep(0.1)
+            assert old() is None
+            assert network() is None
+        finally:
+            gc.enable()
+        await hosted.now.batcher.close()
+
+    asyncio.run(replace_it())
+
+
+def test_whatever_goes_wrong_in_loading_the_old_model_and_the_watch_go_on(models, tmp_path, monkeypatch):
+    path = tmp_path / "table.demur"
+    shutil.copy(models["table"], path)
+
+    async def reload() -> None:
+        hosted = Hosted("table", path, Hosting(), Instruments())
+        version = hosted.now.version
+        with monkeypatch.context() as patched:
+            patched.setattr("demur.serving.hosted.keep_samples", lambda *_: {}["a part that is not there"])
+            await hosted.reload()
+        assert hosted.error is not None
+        assert hosted.now.version == version
+        await asyncio.gather(*(hosted.reload() for _ in range(3)))  # as many signals at once
+        assert hosted.error is None
+        await hosted.now.batcher.close()
+
+    asyncio.run(reload())
 
 
 def test_names_of_models():

@@ -77,13 +77,15 @@ class Batcher(Generic[Answer]):
 
     async def _drain(self) -> None:
         competing = False
-        while self._queue:
-            if competing and self.waiting < self._settings.most:
-                await asyncio.sleep(self._settings.wait)
-            batch = self._take()
-            competing = len(batch) > 1
-            await self._work(batch)
-        self._draining = None
+        try:
+            while self._queue:
+                if competing and self.waiting < self._settings.most:
+                    await asyncio.sleep(self._settings.wait)
+                batch = self._take()
+                competing = len(batch) > 1
+                await self._work(batch)
+        finally:  # else nobody would ever be answered again
+            self._draining = None
 
     def _take(self) -> list[tuple[Tensor, asyncio.Future[Sequence[Answer]]]]:
         """The first requests in the queue, at least one and at most as many as fit into a batch."""
@@ -100,18 +102,19 @@ class Batcher(Generic[Answer]):
     async def _work(self, batch: Sequence[tuple[Tensor, asyncio.Future[Sequence[Answer]]]]) -> None:
         if not batch:
             return
-        every = torch.cat([x for x, _ in batch])
         began = time.perf_counter()
-        work = asyncio.get_running_loop().run_in_executor(self._thread, self._answer, every)
-        await asyncio.wait([work])
+        try:
+            every = torch.cat([x for x, _ in batch])
+            found = await asyncio.get_running_loop().run_in_executor(self._thread, self._answer, every)
+        except Exception as failed:  # told to everyone in the batch, and to nobody else
+            for _, done in batch:
+                if not done.done():
+                    done.set_exception(failed)
+            return
         taken = (time.perf_counter() - began) / len(every)
         self._seconds += FRESH * (taken - self._seconds)  # the first batch is slow, and one hiccup is no congestion
-        failed, start = work.exception(), 0
+        start = 0
         for x, done in batch:
-            if done.cancelled():
-                pass
-            elif failed is not None:
-                done.set_exception(failed)
-            else:
-                done.set_result(work.result()[start : start + len(x)])
+            if not done.done():  # whoever asked may have gone
+                done.set_result(found[start : start + len(x)])
             start += len(x)

@@ -35,29 +35,40 @@ class Hosting:
     level: float = 0.01  # of the monitor
 
 
-class Loaded:
-    """What a file held at one moment; requests that began with it end with it."""
+class Answerer:
+    """One model, watched and counted; what a batcher asks."""
 
-    def __init__(self, name: str, path: Path, hosting: Hosting, instruments: Instruments) -> None:
-        self.model = Classifier.load(path, device=hosting.device)
-        self.model.posterior_ = keep_samples(self.model.posterior_, hosting.memory)
-        self.version = version_of(path)
-        self.since = time.time()
-        self.monitor = Monitor.of(self.model, hosting.level)
-        self.batcher: Batcher[Answer] = Batcher(self._answer, hosting.batching)
-        self._name, self._instruments = name, instruments
+    def __init__(self, name: str, model: Classifier, monitor: Monitor, instruments: Instruments) -> None:
+        self._name, self._model, self._monitor, self._instruments = name, model, monitor, instruments
 
-    def _answer(self, x: Tensor) -> Sequence[Answer]:
+    def __call__(self, x: Tensor) -> Sequence[Answer]:
         began = time.perf_counter()
         with torch.inference_mode():
-            found = answers(self.model, self.model.predict_tensor(x))
-        self.monitor.observe(
+            found = answers(self._model, self._model.predict_tensor(x))
+        self._monitor.observe(
             [answer.outlier_score for answer in found],
             [answer.abstained for answer in found],
             [str(answer.label) for answer in found],
         )
         self._instruments.batch(self._name, found, time.perf_counter() - began)
         return found
+
+
+class Loaded:
+    """What a file held at one moment; requests that began with it end with it.
+
+    Nothing in it refers back to it, so the last request to let go of it frees its samples at once.
+    """
+
+    def __init__(self, name: str, path: Path, hosting: Hosting, instruments: Instruments) -> None:
+        self.version = version_of(path)
+        self.model = Classifier.load(path, device=hosting.device)
+        if version_of(path) != self.version:
+            raise ValueError(f"{path} was replaced while it was read; it is read again")
+        self.model.posterior_ = keep_samples(self.model.posterior_, hosting.memory)
+        self.since = time.time()
+        self.monitor = Monitor.of(self.model, hosting.level)
+        self.batcher: Batcher[Answer] = Batcher(Answerer(name, self.model, self.monitor, instruments), hosting.batching)
 
 
 class Hosted:
@@ -70,21 +81,23 @@ class Hosted:
         self.error: str | None = None
         self._hosting, self._instruments = hosting, instruments
         self._seen = signature(path)
+        self._loading = asyncio.Lock()  # one at a time, however many signals come
         self.now = Loaded(name, path, hosting, instruments)
 
     async def reload(self) -> None:
         """Load what the file holds now; whoever asks meanwhile is answered by the old model."""
-        self._seen = signature(self.path)
-        try:
-            # the old one ends with its last request: one that is still being read may come to it later
-            self.now = await asyncio.to_thread(Loaded, self.name, self.path, self._hosting, self._instruments)
-        except (ValueError, OSError, MemoryError, RuntimeError) as error:
-            self.error = f"{error}; version {self.now.version} is still served"
-            self._instruments.reload_failed(self.name)
-            log.error("model kept", extra={"fields": {"model": self.name, "error": self.error}})
-            return
-        self.error = None
-        log.info("model loaded", extra={"fields": {"model": self.name, "version": self.now.version}})
+        async with self._loading:
+            self._seen = signature(self.path)
+            try:
+                # the old one ends with its last request: one that is still being read may come to it later
+                self.now = await asyncio.to_thread(Loaded, self.name, self.path, self._hosting, self._instruments)
+            except Exception as error:  # whatever a file can hold, the old model goes on, and so does the watch
+                self.error = f"{error}; version {self.now.version} is still served"
+                self._instruments.reload_failed(self.name)
+                log.error("model kept", extra={"fields": {"model": self.name, "error": self.error}})
+                return
+            self.error = None
+            log.info("model loaded", extra={"fields": {"model": self.name, "version": self.now.version}})
 
     @property
     def changed(self) -> bool:
