@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from demur.distributed import is_first
 from demur.files import read_tensors, replacing
 from demur.provenance import digest
 
@@ -186,7 +187,7 @@ class Checkpoint:
 
         In a folder the last state is kept in any case, for other networks come after this one.
         """
-        if self.place is None or self.path is None:
+        if self.place is None or self.path is None or not is_first():
             return
         soon = time.monotonic() - self.written < SECONDS_BETWEEN
         if soon and not (last and self.place.path.is_dir()):

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from demur.distributed import num_processes
+
 logger = logging.getLogger(__name__)
 
 WORTH_COMPILING = 20_000  # steps; it takes some 20 s, and then saves up to a millisecond in each
@@ -54,7 +56,7 @@ class Recorded:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.taken = 0
         self.device = learners[0].device
-        self.recordable = self.device.type == "cuda"
+        self.recordable = self.device.type == "cuda" and num_processes() == 1
         self.streams = [torch.cuda.Stream(self.device) for _ in learners] if self.recordable else []
 
     def unless_changed(self) -> "Recorded":

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.checkpoint import Checkpoint
+from demur.distributed import average_gradients, average_statistics, own_part, shared_batch_size, start_alike
 from demur.graphs import WORTH_COMPILING, Recorded, can_compile
 from demur.likelihoods import Likelihood
 from demur.names import choose
@@ -142,6 +143,7 @@ def train(
     watch = None
     if watched and isinstance(recipe, WatchedRecipe) and data.validation is not None:
         watch = Watch(model, likelihood, data.validation, recipe.patience, kept)
+    start_alike(model, len(data.train), recipe.epochs, recipe.seed, first)
     learner.begin()
     step, turn = Recorded([learner]), next_turn()
     for epoch in range(first, recipe.epochs):
@@ -203,10 +205,11 @@ class Learner:
             loss = loss + self.penalty()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        total = average_gradients(self.model, loss.detach())  # over the processes that train together
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
         self.optimizer.step()
-        self.loss += loss.detach()
+        self.loss += total
 
     @property
     def generator(self) -> torch.Generator:
@@ -249,6 +252,8 @@ def run_epoch(
             told = time.monotonic()
         if turn is not None and turn.done() >= 1:
             break
+    for learner in learners:
+        average_statistics(learner.model)
     return loss(taken)
 
 
@@ -283,7 +288,7 @@ class Feed:
         self.data, device = data, data.device
         # the same for every method, whatever else it draws
         self.generator = generator_for("batches", recipe.seed, device=device)
-        self.size = min(recipe.batch_size, len(data.train))
+        self.size = shared_batch_size(min(recipe.batch_size, len(data.train)))
         self.steps = len(data.train) // self.size
         self.place = torch.zeros(1, dtype=torch.long, device=device)
         self.inside = torch.zeros(self.steps, self.size, dtype=torch.long, device=device)
@@ -324,7 +329,8 @@ class Feed:
         if self.data.augment:
             x = self.data.augment(x, self.generator)
         self.place += 1
-        return as_input(x), self.data.train.y[rows]
+        x, y = own_part(x, self.data.train.y[rows])
+        return as_input(x), y
 
 
 def check_logits(logits: Tensor, inputs: int, likelihood: Likelihood) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.checkpoint import put_state, state_of
+from demur.distributed import as_the_first_says
 from demur.likelihoods import Likelihood
 from demur.networks import own_input
 from demur.training_data import Split
@@ -35,7 +36,7 @@ class Turn:
 
     def done(self) -> float:
         """The fraction of it that is over."""
-        return min(1.0, (time.monotonic() - self.begun) / max(self.ends - self.begun, 1e-9))
+        return as_the_first_says(min(1.0, (time.monotonic() - self.begun) / max(self.ends - self.begun, 1e-9)))[0]
 
     def left(self) -> float:
         return max(0.0, self.ends - time.monotonic())
@@ -136,4 +137,5 @@ class Watch:
             total -= float(probs[torch.arange(len(y)), y].clamp_min(1e-38).log().sum())
             right += int((probs.argmax(1) == y).sum())
         self.model.train(mode)
-        return total / len(self.split), right / len(self.split)
+        nll, accuracy = as_the_first_says(total / len(self.split), right / len(self.split))
+        return nll, accuracy

@@ -1,0 +1,142 @@
+"""Two processes train what one trains."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from demur.checkpoint import checkpointed
+from demur.distributed import own_part, shared_batch_size, shared_training
+from demur.inference import MAP, CyclicalSGHMC, VariationalBayes
+from demur.likelihoods import none_class
+from demur.networks import HeadedNetwork, mlp
+from demur.streams import generator_for
+from demur.training_data import Split, TrainingData, WatchedRecipe
+from demur.watching import time_limited
+
+LIKELIHOOD = none_class(3)
+RECIPE = WatchedRecipe(epochs=3, batch_size=16, lr=0.01, seed=1, patience=2)
+PLAIN = ("map", "vb", "csghmc")
+
+
+def network(num_outputs):
+    return mlp(num_outputs, hidden=(16, 16))
+
+
+def normed(num_outputs):
+    return HeadedNetwork(nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU()), 8, num_outputs)
+
+
+def task():
+    generator = generator_for("distributed")
+    y = torch.arange(90) % 3
+    x = torch.randn(90, 2, generator=generator) + y.unsqueeze(1)
+    split = Split(x, y)
+    return TrainingData(split, split, 4 * torch.randn(50, 2, generator=generator), lambda x, g: x + 0.1)
+
+
+def trained(folder):
+    """What networks say of the training inputs, by name; every process has its own."""
+    data = task()
+    chain = CyclicalSGHMC(cycles=1, samples_per_cycle=1)
+    fits = {
+        "map": lambda: MAP().fit(network, LIKELIHOOD, data, RECIPE),
+        "vb": lambda: VariationalBayes().fit(network, LIKELIHOOD, data, RECIPE),
+        "csghmc": lambda: chain.fit(network, LIKELIHOOD, data, RECIPE),
+        "normed": lambda: MAP().fit(normed, LIKELIHOOD, data, RECIPE),
+        "timed": lambda: _in_time(data),
+        "kept": lambda: _kept(data, folder),
+    }
+    return {name: fit().logits(data.train.x, 0).tolist() for name, fit in fits.items()}
+
+
+def _in_time(data):
+    with time_limited(0.05 if not dist.is_initialized() or dist.get_rank() == 0 else 100, 1):
+        return MAP().fit(network, LIKELIHOOD, data, WatchedRecipe(epochs=10_000, batch_size=16))
+
+
+def _kept(data, folder):
+    (folder / "kept").mkdir(exist_ok=True)
+    with checkpointed(folder / "kept"):
+        return MAP().fit(network, LIKELIHOOD, data, RECIPE)
+
+
+def main(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    with shared_training():
+        (folder / f"{rank}.json").write_text(json.dumps(trained(folder)))
+        refused = ""
+        try:
+            MAP().fit(network, LIKELIHOOD, task(), WatchedRecipe(epochs=1, seed=rank))
+        except ValueError as error:
+            refused = str(error)
+        (folder / f"{rank}.txt").write_text(refused)
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("processes")
+    root = Path(__file__).parent.parent
+    command = [sys.executable, "-m", "tests.test_distributed"]
+    started = [subprocess.Popen([*command, str(rank), str(folder)], cwd=root) for rank in (0, 1)]
+    assert [process.wait(120) for process in started] == [0, 0]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def by_rank(folder):
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("alone"))
+
+
+def test_all_processes_have_the_same_network(by_rank):
+    assert by_rank[0] == by_rank[1]  # also where their clocks differ
+
+
+def test_two_processes_train_what_one_trains(by_rank, alone):
+    for name in ("map", "vb", "csghmc", "kept"):
+        torch.testing.assert_close(torch.tensor(by_rank[0][name]), torch.tensor(alone[name]), rtol=1e-3, atol=1e-4)
+
+
+def test_batch_norm_sees_parts_of_batches(by_rank, alone):
+    """So it is not quite the same network."""
+    shared, own = torch.tensor(by_rank[0]["normed"]), torch.tensor(alone["normed"])
+    assert 1e-3 < (shared - own).abs().mean() < 0.3 * own.std()
+
+
+def test_one_process_writes_the_checkpoint(folder):
+    assert len(list((folder / "kept").iterdir())) == 1
+
+
+def test_processes_that_would_train_apart_are_refused(folder):
+    for rank in (0, 1):
+        assert "do not train alike" in (folder / f"{rank}.txt").read_text()
+
+
+def test_without_a_group_it_says_what_to_do():
+    with pytest.raises(ValueError, match="torchrun"), shared_training():
+        pass
+
+
+def test_parts_make_up_the_batch(monkeypatch):
+    x, y = torch.arange(8), torch.arange(4)
+    assert torch.equal(own_part(x, y)[0], x)  # alone
+    monkeypatch.setattr("demur.distributed.num_processes", lambda: 3)
+    assert shared_batch_size(10) == 9
+    with pytest.raises(ValueError, match="cannot be shared by 3 processes"):
+        shared_batch_size(2)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))
