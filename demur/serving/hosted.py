@@ -132,6 +132,8 @@ def signature(path: Path) -> Signature:
 
 def version_of(path: Path) -> str:
     """The beginning of a hash of the file."""
+    if not path.exists():
+        raise ValueError(f"model {path} does not exist; give the folder or the .demur file that was saved")
     whole = hashlib.sha256()
     for file in files_of(path):
         with file.open("rb") as stream:
