@@ -21,10 +21,10 @@ LEVEL = 0.95
 def counts(name: str, size: int) -> Counts:
     """How often each of the set's points is in each resample; the same at every call."""
     generator = np.random.default_rng([size, zlib.crc32(name.encode())])
-    drawn = np.empty((size, RESAMPLES), np.uint8)
+    resamples = np.empty((size, RESAMPLES), np.uint8)
     for resample in range(RESAMPLES):
-        drawn[:, resample] = np.bincount(generator.integers(size, size=size), minlength=size)
-    return drawn
+        resamples[:, resample] = np.bincount(generator.integers(size, size=size), minlength=size)
+    return resamples
 
 
 def interval(resampled: Array) -> tuple[float, float]:
@@ -48,8 +48,10 @@ def resample_separation(
 def _fpr95(positive: Array, negative: Array, drawn_positive: Counts, drawn_negative: Counts) -> Array:
     place = 0.05 * (len(positive) - 1)
     lower, upper = int(place), min(int(place) + 1, len(positive) - 1)
-    drawn = _cumulate(drawn_positive[: lower + 15 * int(lower**0.5) + 30])[1:]  # every resample has its 5 % in there
-    below, above = (positive[(drawn <= rank).sum(0)] for rank in (lower, upper))
+    cumulative = _cumulate(drawn_positive[: lower + 15 * int(lower**0.5) + 30])[
+        1:
+    ]  # every resample has its 5 % in there
+    below, above = (positive[(cumulative <= rank).sum(0)] for rank in (lower, upper))
     threshold = below + (place - lower) * (above - below)
     rejected = np.searchsorted(negative, threshold, "left")
     return 1 - np.take_along_axis(_cumulate(drawn_negative), rejected[None], axis=0)[0] / len(negative)
@@ -78,10 +80,10 @@ def _aupr_published(positive: Array, negative: Array, drawn_positive: Counts, dr
     return area / (2 * len(positive))
 
 
-def _cumulate(drawn: Counts) -> NDArray[np.int32]:
+def _cumulate(draws: Counts) -> NDArray[np.int32]:
     """How many are drawn among the i lowest, i from 0 to all."""
-    total = np.zeros((len(drawn) + 1, drawn.shape[1]), np.int32)
-    for i, row in enumerate(drawn):  # by rows, since numpy's cumsum down the columns takes six times as long
+    total = np.zeros((len(draws) + 1, draws.shape[1]), np.int32)
+    for i, row in enumerate(draws):  # by rows, since numpy's cumsum down the columns takes six times as long
         np.add(total[i], row, out=total[i + 1])
     return total
 

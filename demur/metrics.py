@@ -207,10 +207,10 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 
 def metric_named(name: str) -> Metric:
     """One of `METRICS`, or `mypackage.mymodule:name`: a `Metric`, or a function as one has it."""
-    found: Any = choose_or_import(METRICS, name, "metric")
-    if not callable(found):
-        raise ValueError(f"metric {name!r} is {found!r:.60}, not a function of a Prediction and labels")
-    return found if isinstance(found, Metric) else Metric(name, found)
+    metric: Any = choose_or_import(METRICS, name, "metric")
+    if not callable(metric):
+        raise ValueError(f"metric {name!r} is {metric!r:.60}, not a function of a Prediction and labels")
+    return metric if isinstance(metric, Metric) else Metric(name, metric)
 
 
 # metrics of inliers against outliers -------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ def as_input(x: Tensor) -> Tensor:
 
 def own_input(x: Tensor) -> Tensor:
     """As `as_input`, in memory of its own: a network may begin in place, and the data must stay what it is."""
-    made = as_input(x)
-    return made.clone() if made is x else made
+    inputs = as_input(x)
+    return inputs.clone() if inputs is x else inputs
 
 
 class PatchConv2d(nn.Conv2d):
@@ -63,8 +63,8 @@ def mixed_precision(network: nn.Module, device: torch.device) -> torch.autocast:
 
     So do networks of other makes, whose heads cannot be told from their trunks: logits would have two digits.
     """
-    able = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.autocast(device.type, torch.bfloat16, enabled=able and isinstance(network, HeadedNetwork))
+    supported = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.autocast(device.type, torch.bfloat16, enabled=supported and isinstance(network, HeadedNetwork))
 
 
 def mlp(num_outputs: int, *, inputs: int = 2, hidden: Sequence[int] = (100, 100)) -> nn.Module:

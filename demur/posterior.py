@@ -140,12 +140,12 @@ def check_variance(
 
 def check_bases(bases: Mapping[str, list[tuple[int, ...]]], variance: Mapping[str, tuple[int, ...]]) -> None:
     """Shapes of bases: square, one for a parameter's first dimension and perhaps one for the others together."""
-    for name, found in bases.items():
+    for name, basis in bases.items():
         shape = variance.get(name, ())
         sides = (shape[0], math.prod(shape[1:])) if shape else ()
-        if len(found) not in (1, 2) or not shape or [(side, side) for side in sides[: len(found)]] != found:
+        if len(basis) not in (1, 2) or not shape or [(side, side) for side in sides[: len(basis)]] != basis:
             raise ValueError(
-                f"the bases of {name} have shapes {found}, the variance {shape or 'is absent'}; give a square one for "
+                f"the bases of {name} have shapes {basis}, the variance {shape or 'is absent'}; give a square one for "
                 "its first dimension, and one for the others together"
             )
 

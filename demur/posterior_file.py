@@ -176,8 +176,8 @@ def _pack(posterior: Posterior, prefix: str, tensors: dict[str, Tensor]) -> dict
         return {"kind": "point"}
     tensors |= {f"{prefix}variance/{name}": value.contiguous() for name, value in posterior.variance.items()}
     for kind, side in zip(BASES, (0, 1), strict=True):
-        found = {name: each[side] for name, each in posterior.bases.items() if len(each) > side}
-        tensors |= {f"{prefix}{kind}/{name}": value.contiguous() for name, value in found.items()}
+        side_bases = {name: each[side] for name, each in posterior.bases.items() if len(each) > side}
+        tensors |= {f"{prefix}{kind}/{name}": value.contiguous() for name, value in side_bases.items()}
     settings = {"num_samples": posterior.num_samples, "seed": posterior.seed, "over_head": posterior.over_head}
     packed = {"kind": "gaussian", "settings": settings, "varied": list(posterior.variance)}
     if posterior.bases:

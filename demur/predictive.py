@@ -41,14 +41,14 @@ def predict(
     values, most = (2**24, 4096) if x.is_cuda else (2**17, 1024)
     batch_size = batch_size or min(most, max(64, values // x[0].numel()))
     blocks = [_predict_block(posterior, likelihood, block, batch_size, parts) for block in x.split(BLOCK)]
-    found = {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
+    joined = {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
     return Prediction(
-        found["probs"],
-        found["none"] if likelihood.has_none_class else None,
-        found["expected_entropy"],
-        logits=found.get("logits"),
-        features=found.get("features"),
-        logit_variance=found.get("logit_variance"),
+        joined["probs"],
+        joined["none"] if likelihood.has_none_class else None,
+        joined["expected_entropy"],
+        logits=joined.get("logits"),
+        features=joined.get("features"),
+        logit_variance=joined.get("logit_variance"),
     )
 
 
@@ -94,14 +94,14 @@ def _predict_block(
         if "features" in parts:
             total = torch.cat([shared[b.start].double() if component.over_head else own[b.start] for b in batches])
             features.append(total / (1 if component.over_head else component.num_samples))
-    found = {"probs": probs, "none": none, "expected_entropy": expected_entropy}
+    means = {"probs": probs, "none": none, "expected_entropy": expected_entropy}
     if "logits" in parts:
-        found["logits"] = mean
+        means["logits"] = mean
     if "logit_variance" in parts:
-        found["logit_variance"] = (square - mean.square()).clamp_min(0)
+        means["logit_variance"] = (square - mean.square()).clamp_min(0)
     if features:
-        found["features"] = torch.cat(features, 1)
-    return {name: value.float().cpu() for name, value in found.items()}
+        means["features"] = torch.cat(features, 1)
+    return {name: value.float().cpu() for name, value in means.items()}
 
 
 def predict_scored(
@@ -114,10 +114,10 @@ def predict_scored(
     """A prediction with the values of these scores; the logits and features that they needed are let go."""
     every = list(scores)
     parts = {part for score in every for part in score.needs}
-    made = predict(posterior, likelihood, x, parts=parts)
-    values = {score.name: score(made, fitted.get(score.name)) for score in every}
+    prediction = predict(posterior, likelihood, x, parts=parts)
+    values = {score.name: score(prediction, fitted.get(score.name)) for score in every}
     return replace(
-        made,
+        prediction,
         logits=None,
         features=None,
         logit_variance=None,
@@ -135,15 +135,19 @@ def fit_scores(
     learning = {score.name: score.fit for score in scores if score.fit is not None}
     if not learning:
         return {}
-    some = torch.randperm(len(train), generator=generator_for("learnt from"))[:LEARNT_FROM].sort().values
-    some = some.to(train.x.device)
-    made = predict(posterior, likelihood, train.x[some], parts=("logits", "features"))
-    assert made.logits is not None
-    assert made.features is not None
+    rows = torch.randperm(len(train), generator=generator_for("learnt from"))[:LEARNT_FROM].sort().values
+    rows = rows.to(train.x.device)
+    prediction = predict(posterior, likelihood, train.x[rows], parts=("logits", "features"))
+    assert prediction.logits is not None
+    assert prediction.features is not None
     weight, bias = _heads(posterior)
     classes = likelihood.num_classes
     training = Training(
-        made.features, made.logits[:, :classes], train.y[some].cpu(), weight[:classes].cpu(), bias[:classes].cpu()
+        prediction.features,
+        prediction.logits[:, :classes],
+        train.y[rows].cpu(),
+        weight[:classes].cpu(),
+        bias[:classes].cpu(),
     )
     return {name: {key: value.contiguous() for key, value in fit(training).items()} for name, fit in learning.items()}
 

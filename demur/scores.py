@@ -203,12 +203,12 @@ MEASURED: Mapping[str, Score] = MappingProxyType(
 
 def score_named(name: str) -> Score:
     """One of `SCORES`, or `mypackage.mymodule:name`: a `Score`, or a function of a `Prediction` alone."""
-    found: Any = choose_or_import(SCORES, name, "score")
-    if isinstance(found, Score):
-        return found if found.name == name else Score(**{**vars(found), "name": name})
-    if not callable(found):
-        raise ValueError(f"score {name!r} is {found!r:.60}, not a function of a Prediction")
-    return Score(name, name, _of_probs(found))
+    score: Any = choose_or_import(SCORES, name, "score")
+    if isinstance(score, Score):
+        return score if score.name == name else Score(**{**vars(score), "name": name})
+    if not callable(score):
+        raise ValueError(f"score {name!r} is {score!r:.60}, not a function of a Prediction")
+    return Score(name, name, _of_probs(score))
 
 
 def parts_for(scores: Iterable[Score]) -> frozenset[str]:

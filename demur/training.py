@@ -234,7 +234,7 @@ def run_epoch(
     for learner in learners:
         learner.feed.shuffle()
         learner.loss.zero_()
-    steps, told = learners[0].feed.steps, time.monotonic()
+    steps, last_report = learners[0].feed.steps, time.monotonic()
 
     def loss(taken: int) -> float:
         return sum(float(learner.loss) for learner in learners) / (taken * len(learners))
@@ -246,10 +246,10 @@ def run_epoch(
             set_rate(learner.optimizer, rate(done if turn is None else max(done, turn.done())))
         step()
         taken += 1
-        if (within := _within.get()) and time.monotonic() - told > SECONDS_BETWEEN:
+        if (within := _within.get()) and time.monotonic() - last_report > SECONDS_BETWEEN:
             left = None if turn is None else turn.left()
             within(EpochReport(epoch + 1, recipe.epochs, loss(taken), left=left), taken / steps)
-            told = time.monotonic()
+            last_report = time.monotonic()
         if turn is not None and turn.done() >= 1:
             break
     for learner in learners:

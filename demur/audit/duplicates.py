@@ -63,14 +63,14 @@ def near_duplicates(x: Tensor, outliers: Tensor) -> Tensor:
     Hashes propose pairs, pixels decide.
     """
     codes, outlier_codes = image_hash(x), image_hash(outliers)
-    wanted = codes.shape[1] - 2 * MAX_FLIPS
+    least_agreement = codes.shape[1] - 2 * MAX_FLIPS
     proposed = []
-    for row, some in enumerate(codes.split(4096)):
-        for column, others in enumerate(outlier_codes.split(8192)):
-            agreement = some @ others.T
+    for row, block in enumerate(codes.split(4096)):
+        for column, outlier_block in enumerate(outlier_codes.split(8192)):
+            agreement = block @ outlier_block.T
             # few rows have any, so the best of each row first: half the time
-            rows = (agreement.amax(1) >= wanted).nonzero()[:, 0]
-            near = (agreement[rows] >= wanted).nonzero()
+            rows = (agreement.amax(1) >= least_agreement).nonzero()[:, 0]
+            near = (agreement[rows] >= least_agreement).nonzero()
             proposed.append(torch.stack([rows[near[:, 0]] + row * 4096, near[:, 1] + column * 8192], 1))
     candidates = torch.cat(proposed)
     close = [pixel_distance(x[pairs[:, 0]], outliers[pairs[:, 1]]) <= MAX_DISTANCE for pairs in candidates.split(4096)]

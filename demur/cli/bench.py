@@ -45,9 +45,9 @@ def bench(
     rows = {row.name: row for row in (*cpu.ROWS, *gpu.ROWS)}
     for name in names or ():
         choose({**rows, "growth": None}, name, "row")
-    chosen = [row for name, row in rows.items() if not names or name in names]
+    selected = [row for name, row in rows.items() if not names or name in names]
     outcomes = []
-    for outcome in run_rows(chosen, Conditions(parse_device(device), small, laplace_python)):
+    for outcome in run_rows(selected, Conditions(parse_device(device), small, laplace_python)):
         outcomes.append(outcome)
         print(*lines(outcome, judge=not small), sep="\n", flush=True)
     grown = []

@@ -10,21 +10,21 @@ if TYPE_CHECKING:
 def said_of_fit(classifier: "Classifier", given: "Inputs", count: int, outliers: str | None) -> dict[str, str]:
     from demur.classifier.readers import join_names
 
-    found = classifier.report_
+    report = classifier.report_
     shape = f" of {given.shape[1]}x{given.shape[2]}, {'grey' if given.shape[0] == 1 else 'RGB'}" if given.shape else ""
     abstained = "on outliers: not measured, none could be held out"
-    if found["outliers_abstained"] is not None:
-        unseen = f"{found['unseen_outliers']:,} outliers that it was not shown"
-        abstained = f"on {100 * found['outliers_abstained']:.1f} % of {unseen}"
-    shown = found["outliers"] if outliers in (None, found["outliers"]) else f"{outliers}, {found['outliers']}"
+    if report["outliers_abstained"] is not None:
+        unseen = f"{report['unseen_outliers']:,} outliers that it was not shown"
+        abstained = f"on {100 * report['outliers_abstained']:.1f} % of {unseen}"
+    shown = report["outliers"] if outliers in (None, report["outliers"]) else f"{outliers}, {report['outliers']}"
     what = "rows" if given.kind == "tables" else given.kind
-    start = f" on {found['backbone']} (tuned: {found['tune']})" if "backbone" in found else ""
+    start = f" on {report['backbone']} (tuned: {report['tune']})" if "backbone" in report else ""
     return {
-        "inputs": f"{count:,} {what}{shape}; {found['tuned'] + found['calibrated']:,} held out",
+        "inputs": f"{count:,} {what}{shape}; {report['tuned'] + report['calibrated']:,} held out",
         "classes": f"{len(classifier.classes_)}: {join_names(classifier.classes_.tolist())}",
         "outliers": shown + ", synthetic" * (outliers is None and classifier.likelihood_.outside is not None),
-        "accuracy": f"{100 * found['accuracy']:.1f} % of those held out",
-        "accepted": f"{100 * found['coverage']:.1f} % of the {found['tuned']:,} that the threshold was not chosen by",
+        "accuracy": f"{100 * report['accuracy']:.1f} % of those held out",
+        "accepted": f"{100 * report['coverage']:.1f} % of the {report['tuned']:,} that the threshold was not chosen by",
         "abstained": abstained,
-        "training": f"{found['method']}{start}, {found['epochs']} epochs, {found['seconds']:.0f} s",
+        "training": f"{report['method']}{start}, {report['epochs']} epochs, {report['seconds']:.0f} s",
     }

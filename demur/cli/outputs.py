@@ -40,15 +40,15 @@ def check_file(
         *others, last = suffixes
         ends = f"{', '.join(others)} or {last}" if others else last
         raise ValueError(f"file name {str(path)!r} does not end in {ends}; rename it")
-    there = _is_there(path)
+    exists = _is_there(path)
     if not path.absolute().parent.is_dir():
         raise ValueError(f"the folder of {path} does not exist; create it first")
-    if there and not path.is_file():
+    if exists and not path.is_file():
         raise ValueError(f"{path} cannot be written to, because it is no file; name another file")
     _check_apart_from(path, reads, model)
-    if there and not overwrite and not (mark and _begins(path, mark)):
+    if exists and not overwrite and not (mark and _begins(path, mark)):
         raise ValueError(f"{path} is there already, and not by this command; name another file, or add --overwrite")
-    if there and not os.access(path, os.W_OK):
+    if exists and not os.access(path, os.W_OK):
         raise ValueError(f"{path} cannot be written to; name another file")
     _try(path, unfinished(path))
 

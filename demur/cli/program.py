@@ -40,8 +40,8 @@ def run() -> int:
         sys.stdout.flush()  # where this fails, it is to be noticed here
     except USAGE_ERROR as error:
         command = error.ctx.command_path if error.ctx else "demur"
-        if said := error.format_message().rstrip("."):  # without a command, help has been printed
-            print(f"demur: {said}; see {command} --help", file=sys.stderr)
+        if message := error.format_message().rstrip("."):  # without a command, help has been printed
+            print(f"demur: {message}; see {command} --help", file=sys.stderr)
         return 2
     except typer.Abort as stopped:
         print("; ".join(["demur: stopped", *map(str, stopped.args)]), file=sys.stderr)
@@ -50,19 +50,19 @@ def run() -> int:
         _forget_output()
         return 1
     except (ValueError, FloatingPointError, OSError, MemoryError, RuntimeError) as error:
-        said = str(error) or NO_MEMORY
+        message = str(error) or NO_MEMORY
         if isinstance(error, RuntimeError):
             from torch import OutOfMemoryError  # loaded before, by whatever raised this
 
-            if not isinstance(error, OutOfMemoryError) and "DefaultCPUAllocator" not in said:
+            if not isinstance(error, OutOfMemoryError) and "DefaultCPUAllocator" not in message:
                 raise
-            said = NO_MEMORY
+            message = NO_MEMORY
         if isinstance(error, OSError):
             if error.filename is None:
                 _forget_output()
             what = "the output" if error.filename is None else error.filename
-            said = f"{what} cannot be read or written ({error.strerror or error}); name another place"
-        print(f"demur: {' '.join(said.split())}", file=sys.stderr)
+            message = f"{what} cannot be read or written ({error.strerror or error}); name another place"
+        print(f"demur: {' '.join(message.split())}", file=sys.stderr)
         return 2
     if code == STOPPED:  # which typer says by its code alone
         print("demur: stopped", file=sys.stderr)

@@ -158,8 +158,8 @@ def calibrate(
     old = Classifier.load(model, device=parse_device(device))
     given = _open_for(old, inputs, labelled=False, label=label)
     with counting(inputs.name) as count:
-        new, found = recalibrate(old, given, coverage, count)
+        new, change = recalibrate(old, given, coverage, count)
     new.save(out)
-    for name, said in found.lines():
-        print(f"{name:<9} {said}")
+    for name, text in change.lines():
+        print(f"{name:<9} {text}")
     print(f"wrote {out}")

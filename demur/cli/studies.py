@@ -62,15 +62,15 @@ def run(
     from demur.study.run import run as run_method
 
     measures = measures_with(metric or (), score or ())
-    chosen, given = parse_method(method), _setting(task, method, network)
-    networks = 0 if load else networks_in(chosen.inference)
+    parsed, given = parse_method(method), _setting(task, method, network)
+    networks = 0 if load else networks_in(parsed.inference)
     console = make_console()
     began, started = time.time(), time.perf_counter()
     with progress(console, f"{task} {method}", networks):
         loaded = load_task_named(task, data, outliers, limit, exclude_overlap).to(parse_device(device))
         row = run_method(
             loaded,
-            chosen,
+            parsed,
             given,
             seed=seed,
             epochs=epochs,

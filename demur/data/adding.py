@@ -56,8 +56,8 @@ def number_labels(
         else:
             names = names or tuple(sorted(given))
             if not given <= set(names):
-                stranger = min(given - set(names))
-                raise ValueError(f"{path} has a class {stranger!r}; the classes of {name} are {', '.join(names)}")
+                unknown = min(given - set(names))
+                raise ValueError(f"{path} has a class {unknown!r}; the classes of {name} are {', '.join(names)}")
             numbers = {label: number for number, label in enumerate(names, known.first_label if known else 0)}
             labels = np.array([numbers[label] for label in labels.tolist()])
     if labels.dtype.kind not in "iu":

@@ -182,8 +182,10 @@ def read_csv(path: Path) -> Iterator[Part]:
     pixels = table.drop_columns("label") if labels is not None else table
     side = math.isqrt(pixels.num_columns)
     if side**2 != pixels.num_columns or not all(pa.types.is_integer(kind) for kind in pixels.schema.types):
-        some = ", ".join(table.column_names[:4])
-        raise ValueError(f"{path} has columns {some}, ...; give text and label, or label and grey pixels of a square")
+        first_columns = ", ".join(table.column_names[:4])
+        raise ValueError(
+            f"{path} has columns {first_columns}, ...; give text and label, or label and grey pixels of a square"
+        )
     with reading(path, "csv of pixels from 0 to 255"):
         columns = [pc.cast(column, pa.uint8()).to_numpy() for column in pixels.columns]
     yield Part(split_named(path.name), np.stack(columns, 1).reshape(-1, side, side), labels=labels)

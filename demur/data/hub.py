@@ -99,13 +99,13 @@ def fetch(file: RemoteFile, path: Path, progress: Progress | None) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     part.touch()
-    while (begun := part.stat().st_size) < file.size:
+    while (offset := part.stat().st_size) < file.size:
         try:
-            transfer(file, part, begun, progress)
+            transfer(file, part, offset, progress)
         except (HTTPError, OSError) as error:
-            if part.stat().st_size <= begun:
+            if part.stat().st_size <= offset:
                 raise ValueError(
-                    f"the download of {file.path} stopped at {begun:,} of {file.size:,} bytes ({first_line(error)}); "
+                    f"the download of {file.path} stopped at {offset:,} of {file.size:,} bytes ({first_line(error)}); "
                     f"give the same command again and it continues"
                 ) from error
     if part.stat().st_size != file.size or file.sha256 not in (None, sha256(part)):
@@ -114,12 +114,12 @@ def fetch(file: RemoteFile, path: Path, progress: Progress | None) -> Path:
     return part.rename(path)
 
 
-def transfer(file: RemoteFile, part: Path, begun: int, progress: Progress | None) -> None:
+def transfer(file: RemoteFile, part: Path, offset: int, progress: Progress | None) -> None:
     """Append what is missing."""
     from huggingface_hub import get_session, hf_raise_for_status
     from huggingface_hub.utils import build_hf_headers
 
-    headers = {**build_hf_headers(), "Range": f"bytes={begun}-", "Accept-Encoding": "identity"}
+    headers = {**build_hf_headers(), "Range": f"bytes={offset}-", "Accept-Encoding": "identity"}
     with get_session().stream("GET", file.url, headers=headers, timeout=TIMEOUT, follow_redirects=True) as response:
         hf_raise_for_status(response)
         ranged = response.status_code == 206  # a server may send the whole file nevertheless
@@ -160,8 +160,8 @@ def convert(table: pa.Table, data: DataSet, hub: HubFiles) -> pa.Table:
             raise ValueError(
                 f"{hub.repo} on the hub does not name its classes as the catalogue does; add a copy of yours"
             )
-        ours = np.array([data.classes.index(name) for name in names])
-        columns["label"] = pa.array(ours[columns["label"].to_numpy()])
+        indices = np.array([data.classes.index(name) for name in names])
+        columns["label"] = pa.array(indices[columns["label"].to_numpy()])
     ready = with_class_names(pa.table(columns), data.classes if hub.label else ())
     return ready.filter(pc.invert(pc.match_substring_regex(ready["text"], hub.skip))) if hub.skip else ready
 

@@ -217,8 +217,10 @@ def checked_labels(path: Path, column: pa.ChunkedArray, known: DataSet | None) -
 def joined_labels(shards: list[Path], parts: list[np.ndarray | None]) -> Tensor | None:
     labelled = [part for part in parts if part is not None]
     if labelled and len(labelled) < len(parts):
-        bare = shards[next(index for index, part in enumerate(parts) if part is None)]
-        raise ValueError(f"{bare} has no labels, other files of the split have; get or add {bare.parent.name} again")
+        unlabelled = shards[next(index for index, part in enumerate(parts) if part is None)]
+        raise ValueError(
+            f"{unlabelled} has no labels, other files of the split have; get or add {unlabelled.parent.name} again"
+        )
     return torch.from_numpy(np.concatenate(labelled)) if labelled else None
 
 

@@ -76,18 +76,18 @@ def kronecker_factors(
 ) -> Factors:
     """Of sum over x of J' S S' J; the arguments are those of `diagonal_fisher`."""
     plan = plan_curvature(network, x, budget, only)
-    parameters, found = dict(network.named_parameters()), Factors()
+    parameters, total = dict(network.named_parameters()), Factors()
     wanted = {name for name in parameters if (parameters[name].requires_grad if only is None else name in only)}
 
     def add(layer: str, module: nn.Module, given: Tensor, gradient: Tensor) -> None:
         if not has_factors(module):
             diagonal = RULES[type(module)](module, given, gradient)
-            found.add(Factors(diagonal={join(layer, each): value for each, value in diagonal.items()}), 1)
+            total.add(Factors(diagonal={join(layer, each): value for each, value in diagonal.items()}), 1)
             return
         wide = torch.promote_types(gradient.dtype, torch.float32)
         a, g = (rows.to(wide) for rows in rows_of(module, given, gradient))
         weight, bias = join(layer, "weight"), join(layer, "bias")
-        made = Factors({weight: a.mT @ a}, {weight: len(a)}, {weight: g.mT @ g})
+        factors = Factors({weight: a.mT @ a}, {weight: len(a)}, {weight: g.mT @ g})
         if bias in parameters:
             places = (
                 tuple(range(2, gradient.dim()))
@@ -95,8 +95,8 @@ def kronecker_factors(
                 else tuple(range(1, gradient.dim() - 1))
             )
             of_bias = (gradient.sum(places) if places else gradient).to(wide)
-            made.gradients[bias] = of_bias.mT @ of_bias
-        found.add(made, 1)
+            factors.gradients[bias] = of_bias.mT @ of_bias
+        total.add(factors, 1)
 
     for start in range(0, len(x), plan.chunk):
         rows = slice(start, start + plan.chunk)
@@ -106,11 +106,11 @@ def kronecker_factors(
             rest = {name: torch.zeros_like(parameters[name]).detach() for name in plan.rest}
             for v in vectors:
                 add_gradients(network, plan, inputs, v, rest)
-            found.add(Factors(diagonal=rest), 1)
-    for table in (found.inputs, found.rows, found.gradients, found.diagonal):
+            total.add(Factors(diagonal=rest), 1)
+    for table in (total.inputs, total.rows, total.gradients, total.diagonal):
         for name in table.keys() - wanted:
             del table[name]
-    return found
+    return total
 
 
 @dataclass(frozen=True)

@@ -52,23 +52,23 @@ class PriorSearch:
         """`at` gives the posterior of a precision."""
         y = held_out.y
 
-        def tried(posterior: Posterior, precision: float) -> Trial:
+        def attempt(posterior: Posterior, precision: float) -> Trial:
             prediction = predict(posterior, likelihood, held_out.x)
             by_nll, losses = nll(prediction, y), -prediction.probs.double()[range(len(y)), y.cpu()].log()
             criterion = by_nll if self.criterion == "nll" else brier(prediction, y)
             return Trial(precision, criterion, by_nll, accuracy(prediction, y), losses)
 
-        at_map = tried(point, math.inf)
+        at_map = attempt(point, math.inf)
         trials: list[Trial] = []
         for precision in sorted(self.grid, reverse=True):
-            trials.append(tried(at(precision), precision))
+            trials.append(attempt(at(precision), precision))
             # past the optimum less precision only blurs more
             if trials[-1].criterion > 1.05 * (1 + self.slack) * self._best(trials, at_map):
                 break
         beyond = 0
         while not (harmless := self._harmless(trials, at_map)) and beyond < BEYOND:
             beyond += 1
-            trials.insert(0, tried(at(10 * trials[0].precision), 10 * trials[0].precision))
+            trials.insert(0, attempt(at(10 * trials[0].precision), 10 * trials[0].precision))
         # the end of the unbroken run from the MAP network on: beyond a gap it is luck
         run = list(takewhile(lambda trial: trial in harmless, dropwhile(lambda trial: trial not in harmless, trials)))
         chosen = (run or trials)[-1 if run else 0]

@@ -24,8 +24,8 @@ def _conv2d(layer: nn.Conv2d, x: Tensor, g: Tensor) -> dict[str, Tensor]:
     patches = layer.groups * layer.weight[0].numel() * g[0, 0].numel()
     at_once = len(x) if x.is_cuda else max(1, CACHED // patches)
     weight = x.new_zeros((), dtype=wide(g.dtype))
-    for some, their_g in zip(x.split(at_once), g.split(at_once), strict=True):
-        weight = weight + squares(_conv2d_gradients(layer, some, their_g))
+    for block, their_g in zip(x.split(at_once), g.split(at_once), strict=True):
+        weight = weight + squares(_conv2d_gradients(layer, block, their_g))
     height, width = layer.kernel_size
     weight = weight.reshape(len(layer.weight), height, width, -1).permute(0, 3, 1, 2)
     return {"weight": weight, "bias": squares(g.sum((2, 3)))}

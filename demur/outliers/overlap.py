@@ -19,11 +19,11 @@ def overlapping_classes(
     if known is not None:
         listed = {synonyms(name)[0] for names in known.values() for name in names}
         return [index for index, name in enumerate(outlier_classes) if synonyms(name)[0] in listed]
-    wanted = {word for name in task_classes for word in synonyms(name)}
+    words = {word for name in task_classes for word in synonyms(name)}
     return [
         index
         for index, name in enumerate(outlier_classes)
-        if any(same(word, other) for word in synonyms(name) for other in wanted)
+        if any(same(word, other) for word in synonyms(name) for other in words)
     ]
 
 

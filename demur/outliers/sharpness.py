@@ -42,13 +42,13 @@ def auroc_by_sharpness(inside: Tensor, outside: Tensor) -> float:
 
 
 def _detect(
-    train: np.ndarray, learned: np.ndarray, test: np.ndarray, others: Mapping[str, np.ndarray]
+    train: np.ndarray, train_outliers: np.ndarray, test: np.ndarray, test_outliers: Mapping[str, np.ndarray]
 ) -> tuple[Sharpness, ...]:
     """By a logistic regression that learns to tell outliers from `train`."""
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
-    model.fit(np.concatenate([train, learned]), np.repeat([0, 1], [len(train), len(learned)]))
+    model.fit(np.concatenate([train, train_outliers]), np.repeat([0, 1], [len(train), len(train_outliers)]))
     inside = -model.decision_function(test)
-    separations = {name: Separation(inside, -model.decision_function(x)) for name, x in others.items()}
+    separations = {name: Separation(inside, -model.decision_function(x)) for name, x in test_outliers.items()}
     return tuple(Sharpness(name, one.auroc, one.fpr95) for name, one in separations.items())
 
 

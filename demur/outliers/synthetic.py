@@ -84,27 +84,27 @@ def widened_box(rows: Tensor, generator: torch.Generator, groups: Groups = ()) -
     """
     low, high = rows.amin(0), rows.amax(0)
     fraction = torch.rand(rows.shape, generator=generator, device=rows.device)
-    made = low + ((1 + 2 * WIDENED) * fraction - WIDENED) * (high - low)
+    result = low + ((1 + 2 * WIDENED) * fraction - WIDENED) * (high - low)
     for start, group in zip(starts(groups), groups, strict=True):
-        own = slice(start, start + group.width)
+        columns = slice(start, start + group.width)
         if group.one_hot:
-            made[:, own] = (fraction[:, own] == fraction[:, own].amax(1, keepdim=True)).to(made.dtype)
+            result[:, columns] = (fraction[:, columns] == fraction[:, columns].amax(1, keepdim=True)).to(result.dtype)
         else:
-            other = rows[torch.randint(len(made), (len(made),), generator=generator, device=made.device), own]
-            made[:, own] = torch.where(other[:, 1:] == 1, other, torch.stack([made[:, start], other[:, 1]], 1))
-    return made
+            other = rows[torch.randint(len(result), (len(result),), generator=generator, device=result.device), columns]
+            result[:, columns] = torch.where(other[:, 1:] == 1, other, torch.stack([result[:, start], other[:, 1]], 1))
+    return result
 
 
 def unseen_cell(rows: Tensor, generator: torch.Generator, groups: Groups = ()) -> Tensor:
     """Rows as they are, but that one cell of each is as in no inlier: a new category, or missing where none was."""
-    able = [(start, group.unseen) for start, group in zip(starts(groups), groups, strict=True) if group.unseen]
-    if not able:
+    candidates = [(start, group.unseen) for start, group in zip(starts(groups), groups, strict=True) if group.unseen]
+    if not candidates:
         raise ValueError("synthetic outliers 'unseen' need a table of categories or with gaps; leave them out")
-    made = rows.clone()
-    chosen = torch.randint(len(able), (len(made),), generator=generator, device=made.device)
-    for number, (start, unseen) in enumerate(able):
-        made[chosen == number, start : start + len(unseen)] = made.new_tensor(unseen)
-    return made
+    result = rows.clone()
+    chosen = torch.randint(len(candidates), (len(result),), generator=generator, device=result.device)
+    for number, (start, unseen) in enumerate(candidates):
+        result[chosen == number, start : start + len(unseen)] = result.new_tensor(unseen)
+    return result
 
 
 def smooth_noise(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -148,11 +148,11 @@ def joined_halves(images: Tensor, generator: torch.Generator) -> Tensor:
     That both are of one class happens as often as it does by chance; a few such outliers do no harm.
     """
     device, (count, _, height, width) = images.device, images.shape
-    others = images[torch.randperm(count, generator=generator, device=device)]
+    partners = images[torch.randperm(count, generator=generator, device=device)]
     across = torch.rand(count, 1, 1, 1, generator=generator, device=device) < 0.5
     upper = torch.arange(height, device=device).unsqueeze(1) < height // 2
     left = torch.arange(width, device=device) < width // 2
-    return torch.where(torch.where(across, upper, left), images, others)
+    return torch.where(torch.where(across, upper, left), images, partners)
 
 
 def shuffled_words(tokens: Tensor, generator: torch.Generator) -> Tensor:

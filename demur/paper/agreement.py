@@ -19,9 +19,9 @@ def compare_printed(cells: Sequence[Measured]) -> pd.DataFrame:
     lines = []
     for one in figures():
         at, metric = place(one.task, one.row.method, one.outliers), metric_name(one.metric, one.row.score)
-        found = {name: view.look(at, measured_as(one), metric) for name, view in views.items()}
-        values = {name: known and known.value for name, known in found.items()}
-        collapsed = any(known is not None and known.collapsed for known in found.values())
+        looked_up = {name: view.look(at, measured_as(one), metric) for name, view in views.items()}
+        values = {name: known and known.value for name, known in looked_up.items()}
+        collapsed = any(known is not None and known.collapsed for known in looked_up.values())
         lines.append(
             {
                 "table": one.table,
@@ -34,8 +34,8 @@ def compare_printed(cells: Sequence[Measured]) -> pd.DataFrame:
                 **values,
             }
         )
-    found = pd.DataFrame(lines)
-    return found.astype(dict.fromkeys(CONVENTIONS, float))
+    table = pd.DataFrame(lines)
+    return table.astype(dict.fromkeys(CONVENTIONS, float))
 
 
 def coverage(lines: pd.DataFrame) -> pd.DataFrame:
@@ -50,10 +50,15 @@ def coverage(lines: pd.DataFrame) -> pd.DataFrame:
 
 def agreement(lines: pd.DataFrame, convention: str) -> pd.DataFrame:
     """By task and metric: how many figures are compared, and the fraction that agrees."""
-    there = lines[lines[convention].notna()]
-    near = ((there[convention] - there["printed"]).abs().round(3) <= LIMIT).rename("agree")
+    measured = lines[lines[convention].notna()]
+    near = ((measured[convention] - measured["printed"]).abs().round(3) <= LIMIT).rename("agree")
     whole = pd.concat(
-        [there, there.assign(metric="all"), there.assign(task="all"), there.assign(task="all", metric="all")]
+        [
+            measured,
+            measured.assign(metric="all"),
+            measured.assign(task="all"),
+            measured.assign(task="all", metric="all"),
+        ]
     )
     grouped = near.loc[whole.index].groupby([whole["task"], whole["metric"]], sort=False)
     return grouped.agg(["count", "mean"])

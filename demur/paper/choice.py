@@ -78,16 +78,16 @@ def rank(
         if barred[choice] is None
     }
     ranks = {kind: rankdata([each[kind] for each in by_kind.values()]) if by_kind else [] for kind in suite}
-    found = [
+    eligible = [
         Ranked(choice, {kind: float(ranks[kind][place]) for kind in suite}, values, accuracy[choice], None)
         for place, (choice, values) in enumerate(by_kind.items())
     ]
-    others = [
+    excluded = [
         Ranked(choice, {}, {}, accuracy.get(choice, math.nan), reason)
         for choice, reason in barred.items()
         if reason is not None
     ]
-    return [*sorted(found, key=lambda one: (one.mean_rank, one.choice[0], one.choice[2])), *others]
+    return [*sorted(eligible, key=lambda one: (one.mean_rank, one.choice[0], one.choice[2])), *excluded]
 
 
 def choose_candidate(ranked: Sequence[Ranked]) -> Choice | None:

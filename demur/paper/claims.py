@@ -37,8 +37,8 @@ def _at(where: Callable[[View, str], Iterable[str]], metric: Callable[[View], st
 
     def of(view: View, task: str, method: str, outliers: str | None) -> Known | None:
         parts = [view.known(task, method, name, metric(view), outliers) for name in where(view, task)]
-        found = [part for part in parts if part is not None]
-        return mean_of(found) if len(found) == len(parts) else None
+        values = [part for part in parts if part is not None]
+        return mean_of(values) if len(values) == len(parts) else None
 
     return of
 
@@ -223,12 +223,12 @@ class Claim:
     @property
     def cells(self) -> tuple[Cell, ...]:
         """All that its tests look at."""
-        asked = {(task, *side) for test in self.tests for task in test.tasks for side in test.sides}
+        wanted = {(task, *side) for test in self.tests for task in test.tasks for side in test.sides}
         known = dict.fromkeys(cell for study in self.studies for cell in STUDIES[study])
         return tuple(
             cell
             for cell in known
-            if (cell.task, cell.method, None if is_plain(cell.method) else cell.outliers) in asked
+            if (cell.task, cell.method, None if is_plain(cell.method) else cell.outliers) in wanted
         )
 
 

@@ -30,8 +30,8 @@ def shift(data: DataSource, store: Store) -> Inputs:
 def _corrupted(name: str, limit: int | None, store: Store) -> Inputs:
     # of those that neither convention validates with; made on a CPU, so that they are the same everywhere
     test = load_task(name, store=store, outliers="uniform", limit=limit, validation="test").testing.test
-    some = Split(test.x[:IMAGES], test.y[:IMAGES])
-    return some.y, {shift_set_name(c, s): corrupt(some.x, c, s) for c in CORRUPTIONS for s in SEVERITIES}
+    images = Split(test.x[:IMAGES], test.y[:IMAGES])
+    return images.y, {shift_set_name(c, s): corrupt(images.x, c, s) for c in CORRUPTIONS for s in SEVERITIES}
 
 
 def shift_set_name(corruption: str, severity: int) -> str:

@@ -95,10 +95,10 @@ def cells(
 
 def union(studies: Iterable[Sequence[Cell]]) -> tuple[Cell, ...]:
     """Every cell once, with all the further inputs that studies ask of it."""
-    found: dict[Cell, set[str]] = {}
+    kinds_by_cell: dict[Cell, set[str]] = {}
     for cell in chain.from_iterable(studies):
-        found.setdefault(replace(cell, further=()), set()).update(cell.further)
-    return tuple(replace(bare, further=tuple(sorted(kinds))) for bare, kinds in found.items())
+        kinds_by_cell.setdefault(replace(cell, further=()), set()).update(cell.further)
+    return tuple(replace(bare, further=tuple(sorted(kinds))) for bare, kinds in kinds_by_cell.items())
 
 
 _images = cells(IMAGES, PAPER_ROWS)
@@ -143,22 +143,22 @@ def commands(cells: Iterable[Cell]) -> list[str]:
     inputs has one for each, since a single study asks for one kind at most. Kinds that no study asks of the cell, which
     may share its folder with one that has them, are passed over.
     """
-    asked, seeds = set(chain.from_iterable(_single.values())), dict[Cell, int]()
+    planned, seeds = set(chain.from_iterable(_single.values())), dict[Cell, int]()
     for cell in cells:
         bare = replace(cell, seed=0, further=())
         kinds = [replace(bare, further=(kind,)) for kind in cell.further]
-        for first in [one for one in kinds if replace(one, epochs=None, limit=None) in asked] or [bare]:
+        for first in [one for one in kinds if replace(one, epochs=None, limit=None) in planned] or [bare]:
             seeds[first] = max(seeds.get(first, 0), cell.seed + 1)
     groups: dict[tuple[int | None, int | None, int, str], set[Cell]] = {}
     for cell, count in seeds.items():
         place = cell.epochs, cell.limit, count, cell.task
         groups.setdefault(place, set()).add(replace(cell, epochs=None, limit=None))
-    found = []
+    lines = []
     for (epochs, limit, count, task), wanted in groups.items():
         given = {"--task": task, "--seeds": count if count > 1 else None, "--epochs": epochs, "--limit": limit}
         fixed = [f"{option} {value}" for option, value in given.items() if value is not None]
-        found += [f"demur study {' '.join([name, *fixed, *chosen])}" for name, chosen in _covering(task, wanted)]
-    return found
+        lines += [f"demur study {' '.join([name, *fixed, *chosen])}" for name, chosen in _covering(task, wanted)]
+    return lines
 
 
 def _covering(task: str, wanted: set[Cell]) -> Iterator[tuple[str, list[str]]]:

@@ -57,13 +57,13 @@ def _under_shift(result: Result) -> Iterator[tuple[Place, Value]]:
     for name, prediction in sets.items():
         for metric in BOUNDED:
             yield (name, metric), Value(METRICS[metric](prediction, y))
-    drawn = counts("shift", len(y))
+    resamples = counts("shift", len(y))
     for severity, mean_name in SHIFT_SETS.items():
         of_severity = [sets[shift_set_name(corruption, severity)] for corruption in CORRUPTIONS]
         for metric in BOUNDED:
             yield (
                 (mean_name, metric),
-                with_interval(mean_of([resample_metric(metric, one, y, drawn) for one in of_severity])),
+                with_interval(mean_of([resample_metric(metric, one, y, resamples) for one in of_severity])),
             )
 
 

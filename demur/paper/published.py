@@ -89,11 +89,11 @@ def shift_figures() -> pd.DataFrame:
 
 def shift_by_severity(metric: str = "ece_published") -> dict[str, dict[int, list[float]]]:
     """Method to severity to the figures of all corruptions: what the shift plot draws."""
-    found: dict[str, dict[int, list[float]]] = {}
+    by_method: dict[str, dict[int, list[float]]] = {}
     points = shift_figures().query("metric == @metric")
     for (method, severity), values in points.groupby(["method", "severity"], sort=False)["value"]:
-        found.setdefault(method, {})[severity] = list(values)
-    return found
+        by_method.setdefault(method, {})[severity] = list(values)
+    return by_method
 
 
 # the tables ---------------------------------------------------------------------------------------------------------

@@ -78,29 +78,29 @@ def scores_of(method: str) -> tuple[str, ...]:
 
 def validate(view: View, tasks: Iterable[str] = TASKS) -> list[Validated]:
     """Every candidate of which something is there, best first; those that lack a task come last."""
-    there = {cell for cell in STUDY if view.seeds(cell)}
-    tasks = [task for task in tasks if any(cell.task == task for cell in there)]
+    measured = {cell for cell in STUDY if view.seeds(cell)}
+    tasks = [task for task in tasks if any(cell.task == task for cell in measured)]
 
     def figures(made: tuple[str, str | None], name: str, metric: str) -> dict[str, float]:
         by_task = {task: BY_TASK[task][made] for task in tasks}
         return {
-            task: view.of(cell, name, metric).value if cell in there else math.nan for task, cell in by_task.items()
+            task: view.of(cell, name, metric).value if cell in measured else math.nan for task, cell in by_task.items()
         }
 
-    some = [made for made in CANDIDATES if any(BY_TASK[task][made] in there for task in tasks)]
-    accuracy = {made: figures(made, VALIDATION, "accuracy") for made in some}
+    candidates = [made for made in CANDIDATES if any(BY_TASK[task][made] in measured for task in tasks)]
+    accuracy = {made: figures(made, VALIDATION, "accuracy") for made in candidates}
     best = {task: float(np.nanmax([each[task] for each in accuracy.values()])) for task in tasks}
-    found = []
-    for made in some:
+    validated = []
+    for candidate in candidates:
         # rounded, since what is allowed is still allowed
         accurate = not any(
             round(best[task] - value - math.sqrt(best[task] * (1 - best[task]) / VALIDATION_COUNT), 6) > ALLOWED
-            for task, value in accuracy[made].items()
+            for task, value in accuracy[candidate].items()
         )
-        for score in scores_of(made[0]):
-            fpr95 = figures(made, PRINTED, metric_name("fpr95", score))
-            found.append(Validated(Candidate(*made, score), fpr95, accuracy[made], accurate))
-    return sorted(found, key=lambda one: (math.inf if math.isnan(one.mean) else one.mean, one.preference))
+        for score in scores_of(candidate[0]):
+            fpr95 = figures(candidate, PRINTED, metric_name("fpr95", score))
+            validated.append(Validated(Candidate(*candidate, score), fpr95, accuracy[candidate], accurate))
+    return sorted(validated, key=lambda one: (math.inf if math.isnan(one.mean) else one.mean, one.preference))
 
 
 def recommend(validated: Sequence[Validated]) -> Candidate | None:

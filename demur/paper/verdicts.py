@@ -69,8 +69,8 @@ class Verdict:
 
 
 def examine(claim: Claim, view: View) -> Verdict:
-    made = tuple(found for test in claim.tests if (found := run_test(test, view)) is not None)
-    return Verdict(made, sum(test.counts for test in claim.tests))
+    results = tuple(found for test in claim.tests if (found := run_test(test, view)) is not None)
+    return Verdict(results, sum(test.counts for test in claim.tests))
 
 
 def run_test(test: Test, view: View) -> Made | None:

@@ -48,10 +48,10 @@ def place(task: str, method: str, outliers: str) -> Place:
 
 def by_place(cells: Iterable[Measured]) -> dict[Place, dict[int, Measured]]:
     """By seed, in order; of plain methods that were asked for with several outliers, the usual ones' cell wins."""
-    found: dict[Place, dict[int, Measured]] = {}
+    cells_by_place: dict[Place, dict[int, Measured]] = {}
     for one in sorted(cells, key=lambda one: (one.cell.outliers is None, one.cell.seed)):
-        found.setdefault(place(one.cell.task, one.cell.method, outliers_of(one.cell)), {})[one.cell.seed] = one
-    return {key: dict(sorted(runs.items())) for key, runs in found.items()}
+        cells_by_place.setdefault(place(one.cell.task, one.cell.method, outliers_of(one.cell)), {})[one.cell.seed] = one
+    return {key: dict(sorted(runs.items())) for key, runs in cells_by_place.items()}
 
 
 def mean_over_seeds(runs: Mapping[int, Measured], where: str, metric: str, spread: Spread) -> Known | None:
@@ -118,7 +118,7 @@ def own_view(
     whole = in_question(everyone or cells)
     kinds = {one.cell.convention for one in whole}
     by_convention = {kind: by_place(one for one in whole if one.cell.convention == kind) for kind in kinds}
-    found = by_place(one for one in in_question(cells) if one.cell.convention == convention)
+    places = by_place(one for one in in_question(cells) if one.cell.convention == convention)
 
     @cache
     def spread(task: str, where: str, metric: str) -> Spread:
@@ -131,29 +131,29 @@ def own_view(
         return assume_spread(found, metric)
 
     def look(at: Place, where: str, metric: str) -> Known | None:
-        return mean_over_seeds(found[at], where, metric, spread(at[0], where, metric)) if at in found else None
+        return mean_over_seeds(places[at], where, metric, spread(at[0], where, metric)) if at in places else None
 
     def seeds(cell: Cell) -> int:
-        runs = found.get(place(cell.task, cell.method, outliers_of(cell)), {}).values()
+        runs = places.get(place(cell.task, cell.method, outliers_of(cell)), {}).values()
         return sum({*cell.further} <= {*one.cell.further} for one in runs)
 
     def seconds(at: Place) -> dict[int, float]:
-        return {seed: one.record.seconds["fit"] for seed, one in found.get(at, {}).items() if one.record.jobs == 1}
+        return {seed: one.record.seconds["fit"] for seed, one in places.get(at, {}).items() if one.record.jobs == 1}
 
     return View(convention, look, seeds, seconds)
 
 
 def match_seeds(cells: Sequence[Measured], compared: Iterable[Cell]) -> list[Measured]:
     """The cells of those training seeds that all of the compared have, of those that are there, task by task."""
-    there: dict[Cell, set[int]] = {}
+    seeds_by_cell: dict[Cell, set[int]] = {}
     for one in cells:
-        there.setdefault(replace(one.cell, seed=0, further=()), set()).add(one.cell.seed)
-    seeds: dict[tuple[str, str], set[int]] = {}
+        seeds_by_cell.setdefault(replace(one.cell, seed=0, further=()), set()).add(one.cell.seed)
+    common: dict[tuple[str, str], set[int]] = {}
     for cell in compared:
-        if found := there.get(replace(cell, seed=0, further=())):
+        if seeds := seeds_by_cell.get(replace(cell, seed=0, further=())):
             where = cell.task, cell.convention
-            seeds[where] = seeds.get(where, found) & found
-    return [one for one in cells if one.cell.seed in seeds.get((one.cell.task, one.cell.convention), {one.cell.seed})]
+            common[where] = common.get(where, seeds) & seeds
+    return [one for one in cells if one.cell.seed in common.get((one.cell.task, one.cell.convention), {one.cell.seed})]
 
 
 # the paper's --------------------------------------------------------------------------------------------------------
@@ -161,20 +161,20 @@ def match_seeds(cells: Sequence[Measured], compared: Iterable[Cell]) -> list[Mea
 
 def printed_view() -> View:
     """The paper's tables; means over fewer sets than it prints them of, where it prints each set."""
-    found = _printed_values()
+    printed = _printed_values()
 
     def look(at: Place, where: str, metric: str) -> Known | None:
         task, method, outliers = at
         trained = outliers or DEFAULT_OUTLIERS.get(task, "")
-        values = [found.get((trained, task, name, method, metric)) for name in _names(task, where)]
+        values = [printed.get((trained, task, name, method, metric)) for name in _names(task, where)]
         if not values or None in values:
             return None
-        accuracy = found[trained, task, TEST, method, "accuracy_with_none"]
+        accuracy = printed[trained, task, TEST, method, "accuracy_with_none"]
         parts = [Known(value, collapsed=accuracy < MAJORITY[task] + 0.01) for value in values if value is not None]
         return mean_of(parts)
 
     def seeds(cell: Cell) -> int:
-        return int((outliers_of(cell), cell.task, TEST, cell.method, "accuracy_with_none") in found)
+        return int((outliers_of(cell), cell.task, TEST, cell.method, "accuracy_with_none") in printed)
 
     return View("published", look, seeds, lambda at: {})
 
@@ -223,8 +223,8 @@ def best_printed(task: str, score: str, sets: Collection[str]) -> tuple[Row, Kno
 @cache
 def _printed_sets() -> Mapping[tuple[str, Row], Mapping[str, float]]:
     """FPR95 by task and row, then by set; trained with the task's usual outliers."""
-    found: dict[tuple[str, Row], dict[str, float]] = {}
+    values: dict[tuple[str, Row], dict[str, float]] = {}
     for one in figures():
         if one.metric == "fpr95" and one.set != MEAN and one.outliers == DEFAULT_OUTLIERS[one.task]:
-            found.setdefault((one.task, one.row), {})[one.set] = one.value
-    return found
+            values.setdefault((one.task, one.row), {})[one.set] = one.value
+    return values

@@ -147,8 +147,8 @@ def _fill(table: Wanted, kind: Kind, cells: Sequence[Measured], view: View) -> S
         whole = all(one.value(column.set, metric) for one in runs.get(at, {}).values())
         return view.look(at, column.set, metric) if whole else None
 
-    found = {(row, column): known(row, column) for row in table.rows for column in columns}
-    if not any(found.values()):
+    values = {(row, column): known(row, column) for row in table.rows for column in columns}
+    if not any(values.values()):
         return None
     tasks = dict.fromkeys(column.task for column in columns)
     lacking = {one.cell.task for one in cells if one.record.missing}
@@ -156,11 +156,11 @@ def _fill(table: Wanted, kind: Kind, cells: Sequence[Measured], view: View) -> S
     ruled = []
     for group in table.groups:
         ruled.append(len(rows))
-        best = {column: _best(column, [found[row, column] for row in group]) for column in columns}
+        best = {column: _best(column, [values[row, column] for row in group]) for column in columns}
         for row in group:
             entries = (
                 _entry(
-                    found[row, column],
+                    values[row, column],
                     table.printed.get((row, column)),
                     best[column],
                     column.task in lacking and column.set.startswith(MEAN),
@@ -171,7 +171,7 @@ def _fill(table: Wanted, kind: Kind, cells: Sequence[Measured], view: View) -> S
     here = {
         at: runs[at] for row in table.rows for task in tasks if (at := place(task, row.method, table.outliers)) in runs
     }
-    notes = _notes(table, columns, [one for one in found.values() if one is not None], here)
+    notes = _notes(table, columns, [one for one in values.values() if one is not None], here)
     name = "-".join(filter(None, (table.name, kind.slug)))
     head = ["method", *_headings(columns)]
     return Sheet(head, rows, 1, f"{table.title}; {kind.title}", tuple(notes), name, ruled)

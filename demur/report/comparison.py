@@ -47,7 +47,7 @@ def tables(places: Sequence[Place]) -> list[Sheet]:
         rows.append((one.model, str(number), per_cent(place.risk), more, *shown))
     risk = "AURC with outliers" if with_outliers else "AURC"
     counted = "Outliers are counted in, as many as inliers, and every answer to one is wrong. " if with_outliers else ""
-    made = [
+    sheets = [
         titled_sheet(
             "Models, best first, per cent",
             ("model", "rank", risk, "more than the first", "accuracy", "accepted", "accuracy of accepted", "ECE")
@@ -59,7 +59,7 @@ def tables(places: Sequence[Place]) -> list[Sheet]:
         )
     ]
     if with_outliers:
-        made.append(
+        sheets.append(
             titled_sheet(
                 "Outliers, per cent",
                 ("set", "model", "abstained on", "FPR95", "AUROC"),
@@ -74,7 +74,7 @@ def tables(places: Sequence[Place]) -> list[Sheet]:
                 " best.",
             )
         )
-    return made
+    return sheets
 
 
 def sheet(places: Sequence[Place]) -> Group:

@@ -68,9 +68,13 @@ def write_report(cells: Sequence[Measured], out: Path) -> None:
 
 def _sections(cells: Sequence[Measured]) -> list[Section]:
     first = summary(cells)
-    said = "Each claim put to tests, in both conventions and by the paper's own figures."
-    found = [*beside_the_paper(cells), first and Section("The paper's claims", [said, first]), recommendation(cells)]
-    return [section for section in found if section]
+    intro = "Each claim put to tests, in both conventions and by the paper's own figures."
+    sections = [
+        *beside_the_paper(cells),
+        first and Section("The paper's claims", [intro, first]),
+        recommendation(cells),
+    ]
+    return [section for section in sections if section]
 
 
 def _by_title(sheets: Sequence[Sheet]) -> dict[str, list[tuple[str, str]]]:

@@ -64,11 +64,13 @@ def beside_the_paper(cells: Sequence[Measured]) -> list[Section]:
     metrics = [name for name in (*METRIC_TITLES, "all") if name in {*lines["metric"], "all"}]
     agreed: list[list[Text]] = []
     for convention in CONVENTIONS:
-        found = agreement(lines, convention)
-        for task in (task for task in (*tasks, "all") if task in found.index.unique("task")):
+        counts = agreement(lines, convention)
+        for task in (task for task in (*tasks, "all") if task in counts.index.unique("task")):
             shown = (
-                f"{found.loc[(task, metric), 'mean']:.0%} of {found.loc[(task, metric), 'count']:,}".replace("%", " %")
-                if (task, metric) in found.index
+                f"{counts.loc[(task, metric), 'mean']:.0%} of {counts.loc[(task, metric), 'count']:,}".replace(
+                    "%", " %"
+                )
+                if (task, metric) in counts.index
                 else "–"
                 for metric in metrics
             )
@@ -106,7 +108,7 @@ def recommendation(cells: Sequence[Measured]) -> Section | None:
     chosen = recommend(validated)
     if chosen is None:
         return None
-    own = {task: found for task in validated[0].fpr95 if (found := recommend(validate(view, [task])))}
+    by_task = {task: found for task in validated[0].fpr95 if (found := recommend(validate(view, [task])))}
     missing = commands(missing_cells(view))
     notes: list[Text] = [
         "In per cent; ± is half the 95 % interval over test points and training",
@@ -135,9 +137,9 @@ def recommendation(cells: Sequence[Measured]) -> Section | None:
             *(
                 [
                     "By the same rule for each task alone, which is what one does with data of one's own:",
-                    _test_rows(cells, own, named=True),
+                    _test_rows(cells, by_task, named=True),
                 ]
-                if {*own.values()} != {chosen}
+                if {*by_task.values()} != {chosen}
                 else []
             ),
             *notes,
@@ -204,24 +206,24 @@ def _test_rows(cells: Sequence[Measured], chosen: Mapping[str, Candidate], named
     for task in (task for task in tasks_there(view) if task in chosen):
         candidate = chosen[task]
         seen, others = trained_with([candidate], task), stand_ins(comparable, task)
-        found = measure(view, candidate, task, seen)
+        tested = measure(view, candidate, task, seen)
         first: list[Text] = [task, *[_candidate_name(candidate)] * named]
-        if found is None:
+        if tested is None:
             rows.append([*first, *["–"] * 6])
             continue
-        to_map = "–" if found.plain is None else with_sign(found.accuracy.value - found.plain.value)
+        to_map = "–" if tested.plain is None else with_sign(tested.accuracy.value - tested.plain.value)
         without = [one for one in [measure(view, candidate, task, seen, others)] if one and others]
-        beside = map(list, zip(*(_beside_best(one) for one in (found, *without)), strict=True))
-        rows.append([*first, with_half_width(found.accuracy), to_map, *beside, found.far_away.text()])
+        beside = map(list, zip(*(_beside_best(one) for one in (tested, *without)), strict=True))
+        rows.append([*first, with_half_width(tested.accuracy), to_map, *beside, tested.far_away.text()])
     head = ["accuracy", ("against ", Code("map")), "mean FPR95", "the paper's best", "its best by none mass"]
     return Sheet(["task", *["chosen"] * named, *head, "far away"], rows, names=1 + named)
 
 
-def _beside_best(found: Tested) -> list[Text]:
+def _beside_best(tested: Tested) -> list[Text]:
     best = (
         "–"
         if best is None
-        else (Code(best[0].method), f" {best[1].text()}: ", Strong(compare_to_printed(found.fpr95, best[1])))
-        for best in found.printed.values()
+        else (Code(best[0].method), f" {best[1].text()}: ", Strong(compare_to_printed(tested.fpr95, best[1])))
+        for best in tested.printed.values()
     )
-    return [with_half_width(found.fpr95), *best]
+    return [with_half_width(tested.fpr95), *best]

@@ -158,16 +158,16 @@ def render(template: str, **values: Any) -> str:
 def terminal(sheet: Sheet, how: Style | None = None) -> Table:
     """For rich."""
     how = how or _RICH
-    drawn = Table(title=sheet.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=sheet.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for number, column in enumerate(sheet.head):
         named = number < sheet.names
         justify: Any = "left" if named or sheet.written else "right"
-        drawn.add_column(_render_text(column, how), justify=justify, no_wrap=named or how is _TEXT)
+        table.add_column(_render_text(column, how), justify=justify, no_wrap=named or how is _TEXT)
     for number, row in enumerate(sheet.rows):
         if number in sheet.ruled and number:
-            drawn.add_section()
-        drawn.add_row(*(_render_text(cell, how) for cell in row))
-    return drawn
+            table.add_section()
+        table.add_row(*(_render_text(cell, how) for cell in row))
+    return table
 
 
 def text(sheet: Sheet, width: int = 240) -> str:

@@ -67,18 +67,18 @@ def sheet(row: Row, title: str, scores: Sequence[str] = ()) -> Group:
     shown = {name: key for name, key in shown.items() if all(key in values for values in row.ood.values())}
     rows = [[name, *(per_cent(values[key]) for key in shown.values())] for name, values in row.ood.items()]
     rows.append(["mean but far_away", *(per_cent(row.mean_over_ood(key)) for key in shown.values())])
-    drawn = Sheet(["OOD set", *shown], rows, title=title + "*" * row.collapsed, ruled=[len(rows) - 1])
-    return Group(terminal(drawn), f"inliers, as fractions: {inside}", *remarks([row]))
+    result = Sheet(["OOD set", *shown], rows, title=title + "*" * row.collapsed, ruled=[len(rows) - 1])
+    return Group(terminal(result), f"inliers, as fractions: {inside}", *remarks([row]))
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
     """What a reader of the table must know."""
-    said = [f"{name}: {note}" for name, note in rows[0].notes.items()]
+    lines = [f"{name}: {note}" for name, note in rows[0].notes.items()]
     if rows[0].missing:
-        said.append(f"not measured, since the data is missing: {', '.join(rows[0].missing)}")
+        lines.append(f"not measured, since the data is missing: {', '.join(rows[0].missing)}")
     if any(row.collapsed for row in rows):
-        said.append("* collapsed: no more accurate than always answering the most frequent class")
-    return said
+        lines.append("* collapsed: no more accurate than always answering the most frequent class")
+    return lines
 
 
 def group_rows(rows: Sequence[Row]) -> list[list[Row]]:
@@ -106,6 +106,6 @@ def markdown(rows: Sequence[Row], records: Sequence[Record]) -> str:
         ]
         title = f"{group[0].task}, {group[0].convention}: per cent; {first.device}, {first.threads} thread"
         head = ["method", "seed", "accuracy", "ECE", "mean FPR95", "seconds to fit"]
-        made = as_markdown(Sheet(head, lines, notes=remarks(group)))
-        parts.append(f"## {title}{'s' * (first.threads > 1)}\n\n{made}")
+        text = as_markdown(Sheet(head, lines, notes=remarks(group)))
+        parts.append(f"## {title}{'s' * (first.threads > 1)}\n\n{text}")
     return "\n".join(parts)

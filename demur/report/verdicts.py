@@ -26,12 +26,12 @@ def verdicts(cells: Sequence[Measured]) -> list[tuple[str, list[Verdict]]]:
 
 def summary(cells: Sequence[Measured]) -> Sheet | None:
     """A line a claim; None where none can be tested."""
-    found = verdicts(cells)
-    if all(one.text == WAITING for _, columns in found for one in columns[: len(CONVENTIONS)]):
+    conventions = verdicts(cells)
+    if all(one.text == WAITING for _, columns in conventions for one in columns[: len(CONVENTIONS)]):
         return None
     rows: list[list[Text]] = [
         [f"{number}. {title}", *(one.text for one in columns), *["–"] * (len(COLUMNS) - len(columns))]
-        for number, (title, columns) in enumerate(found, 1)
+        for number, (title, columns) in enumerate(conventions, 1)
     ]
     return Sheet(["claim", *COLUMNS], rows, written=True)
 
@@ -51,11 +51,11 @@ def claims_document(cells: Sequence[Measured]) -> str | None:
 
 def _seeds(columns: Sequence[Verdict]) -> str:
     """How many networks of a method the tests of a task compare."""
-    said = []
+    lines = []
     for convention, column in zip(CONVENTIONS, columns, strict=False):
         counts = (f"{task} {' to '.join(map(str, sorted({*ends})))}" for task, ends in column.seeds.items())
-        said += [f"{convention}: {', '.join(counts)}"] * bool(column.seeds)
-    return "; ".join(said)
+        lines += [f"{convention}: {', '.join(counts)}"] * bool(column.seeds)
+    return "; ".join(lines)
 
 
 def _lines(columns: Sequence[Verdict]) -> Sheet:
@@ -74,27 +74,27 @@ def _show_line(line: Sequence[Made]) -> Text:
     # what few others are compared with is said once
     is_one = len({made.test.one for made in line}) < len({made.test.other for made in line})
     groups: dict[tuple[str, str], list[Made]] = {}
-    for made in line:
-        groups.setdefault((made.test.one if is_one else made.test.other, made.test.rule), []).append(made)
+    for result in line:
+        groups.setdefault((result.test.one if is_one else result.test.other, result.test.rule), []).append(result)
     return [_group(fixed, rule, some, is_one) for (fixed, rule), some in groups.items()]
 
 
-def _group(fixed: str, rule: str, some: Sequence[Made], is_one: bool) -> Text:
+def _group(fixed: str, rule: str, results: Sequence[Made], is_one: bool) -> Text:
     """How many say yes, and every value where there are few, or else those that do not."""
-    outcomes = [made.outcome for made in some]
+    outcomes = [made.outcome for made in results]
     by_kind: dict[str, list[Text]] = {YES: [], NO: [], UNCLEAR: []}
-    for made in some:
-        method, known = (made.test.other, made.other) if is_one else (made.test.one, made.one)
-        by_kind[made.outcome] += [", ", Code(method), " ", _value(known, made, made.outcome == UNCLEAR)]
-    reference = _value(some[0].one if is_one else some[0].other, some[0], UNCLEAR in outcomes)
+    for result in results:
+        method, known = (result.test.other, result.other) if is_one else (result.test.one, result.one)
+        by_kind[result.outcome] += [", ", Code(method), " ", _value(known, result, result.outcome == UNCLEAR)]
+    reference = _value(results[0].one if is_one else results[0].other, results[0], UNCLEAR in outcomes)
     compared = (Code(fixed), f" {reference} {rule}") if is_one else (f"{rule} ", Code(fixed), f" {reference}")
-    counted = combine_outcomes(outcomes) if some[0].test.counts else "beside"
-    said: list[Text] = [Strong(counted), f" {outcomes.count(YES)} of {len(some)}: ", *compared]
+    counted = combine_outcomes(outcomes) if results[0].test.counts else "beside"
+    parts: list[Text] = [Strong(counted), f" {outcomes.count(YES)} of {len(results)}: ", *compared]
     for kind, listed in by_kind.items():
-        if listed and (kind != YES or len(some) <= MANY):
-            said += [" " if kind == YES and is_one else f"; {kind}: ", *listed[1:]]
-    return tuple(said)
+        if listed and (kind != YES or len(results) <= MANY):
+            parts += [" " if kind == YES and is_one else f"; {kind}: ", *listed[1:]]
+    return tuple(parts)
 
 
-def _value(known: Known, made: Made, with_half: bool) -> str:
-    return f"{known.value:.0f} s" if made.test.quantity in SECONDS else known.text(with_half)
+def _value(known: Known, result: Made, with_half: bool) -> str:
+    return f"{known.value:.0f} s" if result.test.quantity in SECONDS else known.text(with_half)

@@ -258,12 +258,12 @@ def add_scores(fit: Fit, place: Place, further: Mapping[str, Further], names: Se
         learnt = fit_scores(scores, posterior, likelihood, task.training.train)
         values: dict[str, dict[str, Array]] = {score.name: {} for score in scores}
         for name in (*record.sets, *(each for sets in record.further.values() for each in sets)):
-            made = predict_scored(posterior, likelihood, inputs[name].to(place.device), scores, learnt)
+            prediction = predict_scored(posterior, likelihood, inputs[name].to(place.device), scores, learnt)
             for score in scores:
-                found = score(made, learnt.get(score.name))
-                if found is None:
+                scored = score(prediction, learnt.get(score.name))
+                if scored is None:
                     raise ValueError(f"score {score.name!r} has no value for {fit.method.name}: it needs a none class")
-                values[score.name][name] = found
+                values[score.name][name] = scored
         write_scores(folder, values)
 
 

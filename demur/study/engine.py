@@ -35,10 +35,10 @@ class Step:
     scores: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        asked = "+".join(sorted({cell.convention for cell in self.cells})) or "for others"
+        conventions = "+".join(sorted({cell.convention for cell in self.cells})) or "for others"
         named = sorted({cell.outliers for cell in self.cells if cell.outliers})
         outliers = f" with {', '.join(named)}" if named else ""
-        return f"{self.fit.data.name} {self.fit.method.name}{outliers}, seed {self.fit.recipe.seed}, {asked}"
+        return f"{self.fit.data.name} {self.fit.method.name}{outliers}, seed {self.fit.recipe.seed}, {conventions}"
 
 
 def plan(study: Study, place: Place) -> dict[str, Step]:

@@ -138,8 +138,8 @@ def folder_name(fit: Fit) -> str:
 def describe(value: Any) -> Any:
     """A value as JSON that determines it: dataclasses and functions by name, with all their arguments."""
     if is_dataclass(value) and not isinstance(value, type):
-        told = (f for f in fields(value) if not (f.metadata == LATER and getattr(value, f.name) == f.default))
-        return {"is": _name_of(type(value))} | {f.name: describe(getattr(value, f.name)) for f in told}
+        described = (f for f in fields(value) if not (f.metadata == LATER and getattr(value, f.name) == f.default))
+        return {"is": _name_of(type(value))} | {f.name: describe(getattr(value, f.name)) for f in described}
     if callable(value):
         called = value if isinstance(value, partial) else partial(value)
         defaults = {

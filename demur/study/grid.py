@@ -127,18 +127,18 @@ def study(
         raise ValueError(f"seeds {seeds} is not positive; a study needs at least 1 training seed")
     if not tasks or not methods:
         raise ValueError(f"a study of {len(tasks)} tasks and {len(methods)} methods has no cells; name some")
-    own = tasks if isinstance(tasks, Mapping) else dict(_task_named(task) for task in tasks)
-    for task in own:
+    named_tasks = tasks if isinstance(tasks, Mapping) else dict(_task_named(task) for task in tasks)
+    for task in named_tasks:
         if not WORD.fullmatch(task):
             raise ValueError(f"task {task!r} cannot name a folder; use letters, digits, '_', '-' and '.'")
     parsed = [parse_method(method) if isinstance(method, str) else method for method in methods]
     named = {method.name: method for method in parsed}
     if len(named) < len(parsed):
         raise ValueError(f"two of the methods {', '.join(one.name for one in parsed)} have one name; name them apart")
-    by_task = {task: _settings(networks, task, recipe or Recipe()) for task in own}
-    describe([list(own.values()), [list(settings.values()) for settings in by_task.values()]])  # all have names
-    cells = tuple(Cell(task, method, seed) for seed in range(seeds) for task in own for method in named)
-    return Study(name, cells, partial(_resolve, own, by_task, named))
+    by_task = {task: _settings(networks, task, recipe or Recipe()) for task in named_tasks}
+    describe([list(named_tasks.values()), [list(settings.values()) for settings in by_task.values()]])  # all have names
+    cells = tuple(Cell(task, method, seed) for seed in range(seeds) for task in named_tasks for method in named)
+    return Study(name, cells, partial(_resolve, named_tasks, by_task, named))
 
 
 def _task_named(task: str) -> tuple[str, MakeTask | None]:
@@ -184,16 +184,16 @@ def select(
 
     `usual` are a task's own outliers.
     """
-    asked = {
+    options = {
         "task": (tasks, [cell.task for cell in cells]),
         "method": (methods, [cell.method for cell in cells]),
         "convention": ([convention] if convention else [], [cell.convention for cell in cells]),
         "outliers": (outliers, [cell.outliers or USUAL for cell in cells]),
     }
-    for kind, (names, known) in asked.items():
+    for kind, (names, known) in options.items():
         for each in names or ():
             choose(dict.fromkeys(known), each, f"{kind} of study {study!r}")
-    chosen = [
+    selected = [
         cell
         for cell in cells
         if (not tasks or cell.task in tasks)
@@ -201,11 +201,11 @@ def select(
         and convention in (None, cell.convention)
         and (not outliers or (cell.outliers or USUAL) in outliers)
     ]
-    if not chosen:
+    if not selected:
         raise ValueError(
             f"study {study!r} has no cell of these tasks, methods, convention and outliers; see them with --dry-run"
         )
     if seeds is not None:
-        bare = dict.fromkeys(replace(cell, seed=0) for cell in chosen)
-        chosen = [replace(cell, seed=seed) for seed in range(seeds) for cell in bare]
-    return [replace(cell, epochs=epochs, limit=limit) for cell in chosen]
+        bare = dict.fromkeys(replace(cell, seed=0) for cell in selected)
+        selected = [replace(cell, seed=seed) for seed in range(seeds) for cell in bare]
+    return [replace(cell, epochs=epochs, limit=limit) for cell in selected]

@@ -89,11 +89,11 @@ class Crew:
 def engage(place: Place) -> Worker:
     # a fork would inherit threads and a GPU that cannot be used twice
     context = get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs, place), daemon=True)
+    parent_end, child_end = context.Pipe()
+    process = context.Process(target=serve, args=(child_end, place), daemon=True)
     process.start()
-    theirs.close()  # so that its end is the end of the connection
-    return Worker(process, ours, place)
+    child_end.close()  # so that its end is the end of the connection
+    return Worker(process, parent_end, place)
 
 
 def serve(connection: Connection, place: Place) -> None:

@@ -96,7 +96,7 @@ def write_scores(folder: Path, values: Mapping[str, Mapping[str, Array]]) -> Non
 
 def read_scores(folder: Path, record: Record, lengths: Mapping[str, int]) -> dict[str, dict[str, Array]]:
     """By set and score; `lengths` are those of the sets."""
-    found: dict[str, dict[str, Array]] = {name: {} for name in lengths}
+    by_set: dict[str, dict[str, Array]] = {name: {} for name in lengths}
     for score, sets in record.scores.items():
         path = folder / score_file(score)
         tensors, written = tensors_in(path), record.digests.get(score_file(score))
@@ -107,8 +107,8 @@ def read_scores(folder: Path, record: Record, lengths: Mapping[str, int]) -> dic
                 values = tensors.get(name)
                 if values is None or values.shape != (lengths[name],) or values.dtype != torch.float64:
                     raise DamagedCell(path, f"it has no values of {name}")
-                found[name][score] = values.numpy()
-    return found
+                by_set[name][score] = values.numpy()
+    return by_set
 
 
 def write_predictions(path: Path, predicted: Predicted) -> str:
@@ -300,12 +300,12 @@ def check_packed(folder: Path, name: str, content: Mapping[str, Mapping[str, Ten
 def _write_missing(folder: Path, content: Mapping[str, Mapping[str, Tensor]], record: Record) -> bool:
     """Whether anything was not there yet."""
     with locked(folder):
-        there = read_record(folder) if is_done(folder) else None
-        new = [file for file in files_of(record) if there is None or file not in files_of(there)]
+        existing = read_record(folder) if is_done(folder) else None
+        new = [file for file in files_of(record) if existing is None or file not in files_of(existing)]
         for file_name in new:
             write_tensors(folder / file_name, content[file_name])
         if new:
-            write_record(folder, record if there is None else _join_records(there, record, new))
+            write_record(folder, record if existing is None else _join_records(existing, record, new))
     return bool(new)
 
 

@@ -86,13 +86,15 @@ def shorten(task: Task, limit: int | None) -> Task:
         order = torch.randperm(len(x), generator=generator_for("shortened"))
         return order[: max(1, limit // 6)].sort().values
 
-    def some(split: Split) -> Split:
+    def shorten_split(split: Split) -> Split:
         chosen = rows(split.x)
         return Split(split.x[chosen], split.y[chosen])
 
     training, testing = task.training, task.testing
     return replace(
         task,
-        training=replace(training, validation=None if training.validation is None else some(training.validation)),
-        testing=TestData(some(testing.test), {name: x[rows(x)] for name, x in testing.ood.items()}),
+        training=replace(
+            training, validation=None if training.validation is None else shorten_split(training.validation)
+        ),
+        testing=TestData(shorten_split(testing.test), {name: x[rows(x)] for name, x in testing.ood.items()}),
     )
