@@ -64,13 +64,13 @@ def beside_the_paper(cells: Sequence[Measured]) -> list[Section]:
     metrics = [name for name in (*METRIC_TITLES, "all") if name in {*lines["metric"], "all"}]
     agreed: list[list[Text]] = []
     for convention in CONVENTIONS:
-        counts = agreement(lines, convention)
-        for task in (task for task in (*tasks, "all") if task in counts.index.unique("task")):
+        shares = agreement(lines, convention)
+        for task in (task for task in (*tasks, "all") if task in shares.index.unique("task")):
             shown = (
-                f"{counts.loc[(task, metric), 'mean']:.0%} of {counts.loc[(task, metric), 'count']:,}".replace(
+                f"{shares.loc[(task, metric), 'mean']:.0%} of {shares.loc[(task, metric), 'count']:,}".replace(
                     "%", " %"
                 )
-                if (task, metric) in counts.index
+                if (task, metric) in shares.index
                 else "–"
                 for metric in metrics
             )
