@@ -15,6 +15,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import demur
 from demur.classifier import kinds, tables
+from demur.classifier.fitting import split_rows
 from demur.classifier.readers import open_inputs
 from demur.classifier.tables import MISSING, RARE, UNSEEN, Category, Number
 from demur.outliers.synthetic import independent_columns, unseen_cell, widened_box
@@ -77,6 +78,21 @@ def test_numbers_and_categories_are_as_scikit_learn_has_them():
     np.testing.assert_array_equal(town[:, :5], theirs[:, 2:7][:, order])
     assert not town[:, 5].any()
     assert sorted(map(tuple, member[:, :2].T)) == sorted(map(tuple, theirs[:, 7:].T))
+
+
+def test_a_gap_that_calibrates_is_also_trained_with():
+    """Two rows of 200 have a gap: whatever the seed, one is trained with, so that it is no outlier's mark."""
+    gaps = torch.zeros(200, 2, dtype=torch.bool)
+    gaps[[7, 150], 0] = True
+    labels = torch.arange(200) % 2
+    both = 0
+    for seed in range(100):
+        train, _, calibration = split_rows(labels, 0.1, 0.95, seed, gaps=gaps)
+        assert gaps[train, 0].any()
+        without = split_rows(labels, 0.1, 0.95, seed, gaps=torch.zeros_like(gaps))[2]
+        assert abs(len(calibration) - len(without)) <= 1
+        both += int(gaps[without, 0].sum() == 2)
+    assert both > 0  # which is what it is for
 
 
 def test_rare_categories_share_an_entry_and_the_frequent_are_bounded():

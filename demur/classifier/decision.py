@@ -5,8 +5,9 @@ A score up to the first limit is accepted and gets its label; up to the second i
 The first limit is a conformal quantile of the scores of n inliers that nothing was fitted or tuned with: the k-th
 smallest, k = ceil((n + 1) coverage). Whatever the network, a fresh inlier from the same source is accepted with
 probability at least `coverage`, over the choice of those n and of itself, and at most coverage + 1 / (n + 1) where
-scores have no ties. One input of every class is always trained with; where most classes have few, the held-out inliers
-are thus not quite like the others.
+scores have no ties. One input of every class is always trained with, and of a table one row with a gap in each column
+that has any; where most classes have few inputs, or gaps are rare, the held-out inliers are thus not quite like the
+others.
 
 The second is where the score itself changes sides: "none" becomes more probable than the best class, or the entropy
 comes nearer to that of all classes at once than to that of one. Where inliers themselves lie beyond that point, so that

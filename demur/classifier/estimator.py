@@ -34,6 +34,7 @@ from demur.classifier.fitting import (
 from demur.classifier.labels import balance_rows, encode_labels
 from demur.classifier.limits import curve_to_json, fit_within_limit, parse_duration, watch_recipe
 from demur.classifier.parameters import check_parameters, device_of
+from demur.classifier.tables import find_gaps
 from demur.inference import Laplace
 from demur.methods import Method, parse_method
 from demur.metrics import Array, Prediction
@@ -169,10 +170,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         self.classes_, indices = encode_labels(y, len(inputs))
         codes = torch.from_numpy(indices)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        mixed = isinstance(inputs, pd.DataFrame)
-        train, tuning, calibration = split_rows(
-            codes, self.validation, self.coverage, seed, self.by_class, steady=mixed
-        )
+        gaps = find_gaps(inputs) if isinstance(inputs, pd.DataFrame) else None
+        train, tuning, calibration = split_rows(codes, self.validation, self.coverage, seed, self.by_class, gaps)
         self.held_out_ = torch.cat([tuning, calibration]).numpy()
         self.preprocessing_ = (
             self.backbone_.inputs if self.backbone_ else kinds.learn_preprocessing(take_rows(inputs, train), kind)

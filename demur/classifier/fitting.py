@@ -25,22 +25,26 @@ FEWEST = 20  # outliers of which some can be held out
 
 
 def split_rows(
-    labels: Tensor, fraction: float, coverage: float, seed: int, by_class: bool = False, steady: bool = False
+    labels: Tensor, fraction: float, coverage: float, seed: int, by_class: bool = False, gaps: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rows to train, to tune and to calibrate with, at random; one of each class is trained with whatever happens.
 
-    `steady` is for inliers of which a few look like outliers, as by a gap where no other has one: more calibrate,
-    a fifth at most, so that the limit is not the score of the oddest.
+    `gaps`, (N, columns), are the empty cells of a table. One row with a gap in each column that has any is trained with
+    as well: a gap that only calibrating rows have would look like an outlier's, and set the limit. For the same reason
+    more rows calibrate, a fifth at most, so that the limit is not the score of the oddest.
     """
     count, classes = len(labels), labels.unique()
     order = torch.randperm(count, generator=generator_for("held out", seed))
-    first = torch.tensor([int((labels[order] == code).nonzero()[0]) for code in classes])
+    to_train = [labels == code for code in classes]
+    if gaps is not None:
+        to_train += [column for column in gaps.T if column.any()]
+    first = torch.tensor([int(rows[order].nonzero()[0]) for rows in to_train])
     free = torch.ones(count, dtype=torch.bool).index_fill_(0, first, False)
     each = math.ceil(fraction * count / 2)
     # answers are not spread evenly over the classes, so half as many again
     least = math.ceil(1.5 * len(classes) * least_count(coverage)) if by_class else least_count(coverage)
     calibration = min(max(each, least), count // 3)
-    if steady:
+    if gaps is not None:
         calibration = max(calibration, min(STEADY * least, count // 5))
     tuning = min(max(each, min(TUNING, count // 10)), count // 3)
     held_out = order[free][: tuning + calibration]

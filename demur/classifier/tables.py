@@ -243,6 +243,12 @@ def frame_of(X: Any, names: Sequence[str] = ()) -> pd.DataFrame:
     return pd.DataFrame(array, columns=list(names) if array.ndim == 2 and len(names) == array.shape[1] else None)
 
 
+def find_gaps(frame: pd.DataFrame) -> Tensor:
+    """(N, columns): which cells are empty."""
+    gaps = [_missing(frame.iloc[:, place]) for place in range(frame.shape[1])]
+    return torch.from_numpy(np.stack(gaps, 1))
+
+
 def _missing(cells: pd.Series) -> np.ndarray:
     empty = cells.isna().to_numpy(bool)
     if pd.api.types.is_object_dtype(cells.dtype) or pd.api.types.is_string_dtype(cells.dtype):
