@@ -155,9 +155,9 @@ def in_fork(copy: Path, tests: list[str], out: Path, limit: float, trace: bool =
     if child == 0:
         os.setsid()
         os.chdir(copy)
-        quiet = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(quiet, 1)
-        os.dup2(quiet, 2)
+        said = os.open(out.with_suffix(".txt"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
         sys.dont_write_bytecode = not trace
         os.environ |= {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
         sys.path[:] = [str(copy), *(path for path in sys.path if path not in (str(ROOT), str(ROOT / "tests")))]
@@ -203,6 +203,7 @@ class Bench:
             started = time.monotonic()
             code = in_fork(self.copy, [f"tests/{file.name}"], self.out, 3600, trace=True)
             if code != 0:
+                print(self.out.with_suffix(".txt").read_text("utf-8", errors="replace")[-3000:])
                 raise SystemExit(f"tests/{file.name} fails without any mutant (exit code {code}); mend it first")
             for old in self.kept.glob(f"lines-{stem}-*.json"):
                 old.unlink()

@@ -5,7 +5,13 @@ import os
 import shlex
 import subprocess
 import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 
@@ -14,9 +20,54 @@ from demur.metrics import METRICS
 
 
 def demur_command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    """The command in a process of its own; where processes can be forked, one that has loaded torch already."""
+    if hasattr(os, "fork"):
+        return in_fork(partial(call_main, arguments), cwd)
     code = "import torch; torch.set_num_threads(1); from demur.cli import main; main()"
     command = [sys.executable, "-W", "ignore", "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+
+
+def call_main(arguments: tuple[str, ...]) -> None:
+    from demur.cli import main
+
+    sys.argv = ["demur", *arguments]
+    main()
+
+
+def in_fork(work: Callable[[], object], cwd: Path | None = None) -> subprocess.CompletedProcess:
+    """What a copy of this process prints while it works, and the code it exits with, as subprocess.run tells it."""
+    with TemporaryFile() as out, TemporaryFile() as error:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                os.chdir(cwd or ".")
+                for stream, number in ((os.open(os.devnull, os.O_RDONLY), 0), (out.fileno(), 1), (error.fileno(), 2)):
+                    os.dup2(stream, number)
+                sys.stdin, sys.stdout, sys.stderr = (
+                    os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False) for number in range(3)
+                )
+                warnings.resetwarnings()
+                warnings.simplefilter("ignore")
+                work()
+                code = 0
+            except SystemExit as end:
+                code = end.code if isinstance(end.code, int) else int(end.code is not None)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                with suppress(OSError, ValueError):
+                    sys.stdout.flush()
+                with suppress(OSError, ValueError):
+                    sys.stderr.flush()
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        said = []
+        for file in (out, error):
+            file.seek(0)
+            said.append(file.read().decode())
+    return subprocess.CompletedProcess([], os.waitstatus_to_exitcode(status), *said)
 
 
 def test_the_same_seed_gives_the_same_bytes_but_for_time(tmp_path):

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from demur import checkpoint
 from demur.files import LOCK
 from demur.likelihoods import none_class
 from demur.metrics import brier
@@ -41,7 +42,8 @@ from demur.study.processes import Crew, processes
 from demur.study.results import PREDICTIONS, pack, read_results, unpack
 from demur.study.run import row_of
 from demur.tasks import IMAGES, Store
-from tests.test_cli import demur_command
+from demur.training import EpochReport, observed
+from tests.test_cli import demur_command, in_fork
 
 NOWHERE = Store(Path("nowhere"))
 pytestmark = pytest.mark.filterwarnings("ignore:the best prior precision")  # one epoch promises nothing
@@ -179,6 +181,25 @@ def test_what_fails_stops_only_what_needs_it(place: Place):
     ]
 
 
+def test_a_log_that_cannot_be_written_is_said_so(tmp_path: Path):
+    (tmp_path / "file").touch()
+    assert engine.write_log(tmp_path / "file" / "cell", "why").startswith("no log could be written: ")
+
+
+def test_the_time_left_goes_by_cells_that_are_done(place: Place):
+    """By those of the method, else by all of the task; with damaged ones still to be made; divided among the jobs."""
+    first, second = quick("map", "vb")
+    unknown = "how long it takes is known once one cell of each task is done"
+    assert engine.seconds_left(of([first, second]), place) == unknown
+    record = run_cell(first, place) / "cell.json"
+    assert engine.seconds_left(of([first]), place) == "nothing is left to do"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"seconds": {"fit": 500.0, "predict": 100.0}}))
+    assert engine.seconds_left(of([first, second]), place) == "about 10.0 minutes left"
+    assert engine.seconds_left(of([first, second, *quick("la")]), place, jobs=4) == "about 5.0 minutes left"
+    record.write_text("[]")
+    assert engine.seconds_left(of([first]), place) == unknown
+
+
 @by_signals
 def test_several_processes_make_the_same_bytes_and_one_that_dies_stops_no_other(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -271,45 +292,34 @@ def test_packed_and_unpacked_predictions_are_the_same(place: Place, tmp_path: Pa
         unpack(files[:1], tmp_path / "partly")
 
 
-STUDY = """
-import os, signal, sys, torch
-torch.set_num_threads(1)
-from pathlib import Path
-from demur import checkpoint
-from demur.study.cells import Place
-from demur.study.engine import run_cells
-from demur.paper.studies import study_named
-from demur.study.grid import Cell
-from demur.tasks import Store
-from demur.training import observed
-runs, dies_after, told = Path(sys.argv[1]), int(sys.argv[2]), []
+def study_that_dies(runs: Path, dies_after: int) -> None:
+    """Print the first epoch that is run, and be killed after so many."""
+    told: list[int] = []
 
-def tell(report):
-    told.append(report.epoch)
-    if len(told) == 1:
-        print(report.epoch, flush=True)
-    if len(told) == dies_after:
-        os.kill(os.getpid(), signal.SIGKILL)
+    def tell(report: EpochReport) -> None:
+        told.append(report.epoch)
+        if len(told) == 1:
+            print(report.epoch, flush=True)
+        if len(told) == dies_after:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-checkpoint.SECONDS_BETWEEN = 0.0
-cells = study_named("all").of(Cell("digits", method, epochs=40) for method in ("map", "la+nc", "csghmc+nc"))
-with observed(tell):
-    sys.exit(len(run_cells(cells, Place(runs, Store(Path("nowhere"))), lambda *_: None)))
-"""
+    checkpoint.SECONDS_BETWEEN = 0.0
+    cells = of([Cell("digits", method, epochs=20, limit=400) for method in ("map", "la+nc", "csghmc+nc")])
+    with observed(tell):
+        sys.exit(len(run_cells(cells, Place(runs, NOWHERE), nothing)))
 
 
 @by_signals
 def test_killed_three_times_it_goes_on_where_it_was_and_ends_with_the_same_bytes(tmp_path: Path):
-    """Once in each network of 40 epochs: in the 10th of `map`, the 9th of `map+nc` and the 20th of `csghmc+nc`."""
+    """Once in each network of 20 epochs: in the 10th of `map`, the 9th of `map+nc` and the 12th of `csghmc+nc`."""
 
     def first_epoch(runs: Path, dies_after: int = 0) -> int:
-        command = [sys.executable, "-c", STUDY, str(runs), str(dies_after)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
-        assert done.returncode == (-signal.SIGKILL if dies_after else 0)
+        done = in_fork(partial(study_that_dies, runs, dies_after))
+        assert done.returncode == (-signal.SIGKILL if dies_after else 0), done.stderr
         return int(done.stdout)
 
-    deaths = (10, 31 + 9, 32 + 20, 0)  # after so many epochs of any network
-    assert [first_epoch(tmp_path / "killed", each) for each in deaths] == [1, 10, 9, 20]
+    deaths = (10, 11 + 9, 12 + 12, 0)  # after so many epochs of any network
+    assert [first_epoch(tmp_path / "killed", each) for each in deaths] == [1, 10, 9, 12]
     assert first_epoch(tmp_path / "whole") == 1
     ours, theirs = (bytes_of_predictions(tmp_path / name) for name in ("killed", "whole"))
     assert len(ours) == 3
