@@ -49,6 +49,7 @@ MODULES = {
     "inference/rules": ("fisher",),
     "inference/fisher": ("fisher", "kronecker"),
     "inference/prior": ("inference",),
+    "inference/around": ("inference", "kronecker"),
     "inference/laplace": ("fisher", "inference"),
     "inference/kronecker": ("kronecker",),
     "inference/identity": ("kronecker",),

@@ -5,17 +5,17 @@ every weight of the last layer has variance 1 / (1 + prior precision). No curvat
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
-from demur.inference.base import Inference, fit_parts
-from demur.inference.laplace import head_only
+from demur.inference.around import check_prior, head_parameters, map_network, with_prior
+from demur.inference.base import Inference
 from demur.inference.map import MAP
 from demur.inference.prior import DECADES, PriorSearch
 from demur.likelihoods import Likelihood
 from demur.networks import Network
-from demur.posterior import Gaussian, Point, Posterior
+from demur.posterior import Gaussian, Posterior
 from demur.training_data import Recipe, TrainingData
 
 
@@ -30,8 +30,7 @@ class IdentityLaplace:
     num_samples: int = 20
 
     def __post_init__(self) -> None:
-        if self.prior_precision is not None and not self.prior_precision > 0:
-            raise ValueError(f"prior_precision {self.prior_precision} is not positive; None has it tuned")
+        check_prior(self)
 
     def parts(self, recipe: Recipe) -> list[tuple[Inference, Recipe]]:
         return [(MAP(), recipe)]
@@ -44,16 +43,12 @@ class IdentityLaplace:
         recipe: Recipe,
         parts: Sequence[Posterior] = (),
     ) -> Gaussian:
-        (point,) = parts or fit_parts(self, network, likelihood, data, recipe)
-        assert isinstance(point, Point)
-        model, head = point.network, head_only(point.network, data)
+        point = map_network(self, network, likelihood, data, recipe, parts)
+        model, head = point.network, head_parameters(point.network, data)
 
         def at(precision: float, num_samples: int) -> Gaussian:
             variance = {name: torch.full_like(model.get_parameter(name), 1 / (1 + precision)).detach() for name in head}
             return Gaussian(model, variance, num_samples, recipe.seed, over_head=True)
 
-        if self.prior_precision is not None:
-            return at(self.prior_precision, self.num_samples)
         search = PriorSearch(self.grid, self.slack)
-        tuning = search.tune(point, lambda precision: at(precision, self.tuning_samples), likelihood, data.held_out)
-        return replace(at(tuning.chosen, self.num_samples), tuning=tuning)
+        return with_prior(self, search, point, at, likelihood, data)

@@ -11,24 +11,31 @@ with bases. Parameters of other layers (norms, embeddings, what has no rule) hav
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from demur.inference.base import Inference, build, check_copies, fit_parts
+from demur.inference.around import (
+    check_over,
+    check_prior,
+    head_parameters,
+    map_network,
+    passes,
+    random_signs,
+    with_prior,
+)
+from demur.inference.base import Inference
 from demur.inference.fisher import Root, add_gradients, join, plan_curvature, send_back
-from demur.inference.laplace import head_only, passes, random_signs
 from demur.inference.map import MAP
 from demur.inference.prior import DECADES, PriorSearch
 from demur.inference.rules import RULES
 from demur.likelihoods import Likelihood
 from demur.networks import Network, PatchConv2d, as_input
-from demur.posterior import Gaussian, Point, Posterior
+from demur.posterior import Gaussian, Posterior
 from demur.streams import generator_for
-from demur.training import seeded
 from demur.training_data import Recipe, TrainingData
 
 
@@ -150,12 +157,10 @@ class KroneckerLaplace:
     budget: int | None = None  # bytes of memory for the Fisher; None: 256 MiB, on a GPU a sixteenth of what it has
 
     def __post_init__(self) -> None:
-        if self.over not in ("all", "head"):
-            raise ValueError(f"over {self.over!r} is not known; choose 'all' layers or the 'head'")
+        check_over(self.over)
         if self.estimator not in ("sampled", "exact"):
             raise ValueError(f"estimator {self.estimator!r} is not known; choose 'sampled' or 'exact'")
-        if self.prior_precision is not None and not self.prior_precision > 0:
-            raise ValueError(f"prior_precision {self.prior_precision} is not positive; None has it tuned")
+        check_prior(self)
 
     def parts(self, recipe: Recipe) -> list[tuple[Inference, Recipe]]:
         return [(MAP(), recipe)]
@@ -168,11 +173,7 @@ class KroneckerLaplace:
         recipe: Recipe,
         parts: Sequence[Posterior] = (),
     ) -> Gaussian:
-        if not parts:
-            with seeded(recipe.seed, data.device):
-                check_copies(build(network, likelihood, data), data)
-        (point,) = parts or fit_parts(self, network, likelihood, data, recipe)
-        assert isinstance(point, Point)
+        point = map_network(self, network, likelihood, data, recipe, parts)
         curvature = self.curvature(point.network, likelihood, data, recipe.seed)
 
         def at(precision: float, num_samples: int) -> Gaussian:
@@ -181,15 +182,12 @@ class KroneckerLaplace:
                 point.network, variance, num_samples, recipe.seed, self.over == "head", bases=curvature.bases
             )
 
-        if self.prior_precision is not None:
-            return at(self.prior_precision, self.num_samples)
         search = PriorSearch(self.grid, self.slack)
-        tuning = search.tune(point, lambda precision: at(precision, self.tuning_samples), likelihood, data.held_out)
-        return replace(at(tuning.chosen, self.num_samples), tuning=tuning)
+        return with_prior(self, search, point, at, likelihood, data)
 
     def curvature(self, model: nn.Module, likelihood: Likelihood, data: TrainingData, seed: int = 0) -> Curvature:
         """Over inliers and, w * N / M times, outliers: sums and counts of both are added before they are factors."""
-        only = head_only(model, data) if self.over == "head" else None
+        only = head_parameters(model, data) if self.over == "head" else None
         generator = generator_for("fisher", seed, device=data.device)
         total = Factors()
         for x, root, scale in passes(likelihood, data, generator):

@@ -101,7 +101,7 @@ class PriorSearch:
                 f"every prior precision of Laplace's grid ({low:g} to {high:g}) makes the network worse, so "
                 f"{chosen.precision:g} is taken, which leaves it almost as it is {figures}; more training data, or a "
                 "network trained for longer, may help",
-                stacklevel=4,
+                stacklevel=5,
             )
             return
         neighbours = {high: trials[:2], low: trials[-2:]}.get(chosen.precision, [])
@@ -110,7 +110,7 @@ class PriorSearch:
             warnings.warn(
                 f"the best prior precision, {chosen.precision:g}, is at the edge of the grid, where the {name} is "
                 f"still changing {figures}; widen Laplace's grid ({low:g} to {high:g})",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def _warn_of_noise(self, trials: Sequence[Trial], chosen: Trial) -> None:
@@ -126,5 +126,5 @@ class PriorSearch:
                 f"taken and {later[0].precision:g} is not, whose NLL differs by {float(worse.mean()):+.2g} "
                 f"+- {error:.2g} and whose accuracy by {later[0].accuracy - chosen.accuracy:+.2f}; give more data, a "
                 "larger validation fraction, or Laplace(prior_precision=...)",
-                stacklevel=4,
+                stacklevel=5,
             )
