@@ -42,6 +42,8 @@ MODULES = {
     "training": ("training", "checkpoint", "progress"),
     "graphs": ("training", "inference"),
     "checkpoint": ("checkpoint", "training"),
+    "watching": ("endings",),
+    "distributed": ("distributed",),
     "inference/base": ("inference",),
     "inference/map": ("training",),
     "inference/ensemble": ("inference",),
@@ -57,8 +59,12 @@ MODULES = {
     "inference/flipout": ("flipout",),
     "inference/sgmcmc": ("sgmcmc",),
     "classifier/decision": ("decision",),
+    "classifier/conformal": ("conformal", "decision"),
+    "classifier/tables": ("tables",),
     "classifier/model_file": ("model_file",),
     "study/engine": ("study",),
+    "serving/monitor": ("monitor",),
+    "serving/recalibration": ("monitor",),
 }
 
 
@@ -191,7 +197,7 @@ class Bench:
 
     def __init__(self, copy: Path, kept: Path) -> None:
         self.copy, self.kept, self.out = copy, kept, copy / "out.json"
-        for name in ("demur", "tests", "examples"):
+        for name in ("demur", "tests", "examples", "experiments"):
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy2(ROOT / "pyproject.toml", copy)
         self.package = digest(*(copy / "demur").rglob("*.py"))

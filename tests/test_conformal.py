@@ -10,7 +10,8 @@ from scipy.stats import false_discovery_control
 from sklearn.datasets import load_wine
 
 import demur
-from demur.classifier.conformal import Calibration, benjamini_hochberg, calibration_of, conformal_p
+from demur.classifier import conformal
+from demur.classifier.conformal import Calibration, benjamini_hochberg, calibration_of, conformal_p, measure_sets
 from demur.classifier.decision import calibrate_decision
 from demur.metrics import Prediction
 
@@ -67,8 +68,12 @@ def test_screening_is_the_procedure_of_benjamini_and_hochberg():
         for fdr in (0.05, 0.1, 0.5):
             np.testing.assert_array_equal(benjamini_hochberg(p, fdr), false_discovery_control(p) <= fdr)
     assert not benjamini_hochberg(np.array([]), 0.1).size
-    with pytest.raises(ValueError, match=r"fdr 1\.5 is not a number between 0 and 1"):
-        benjamini_hochberg(p, 1.5)
+    edge = np.array([0.1, 0.2, 0.3, 1.0])  # the third is 3 / 4 of 0.4, but for rounding
+    assert benjamini_hochberg(edge, 0.4).tolist() == [True, True, True, False]
+    assert not benjamini_hochberg(edge, 0.39).any()
+    for fdr in (1.5, 1.0, 0.0, -0.5):
+        with pytest.raises(ValueError, match=rf"fdr {fdr} is not a number between 0 and 1"):
+            benjamini_hochberg(p, fdr)
 
 
 def test_of_what_is_called_an_outlier_few_are_inliers():
@@ -103,6 +108,36 @@ def test_prediction_sets_hold_the_label_as_often_as_promised(level, by_class):
         assert np.mean(each) > level - 3 * np.std(each) / np.sqrt(REPETITIONS)
     assert np.mean(holds[3]) < level + (0.06 if by_class else 0.03)  # and not much more often: 1 / (n + 1) at most
     assert level < np.mean(sizes) < 2.5  # below one at low levels: a set may be empty
+
+
+@pytest.mark.parametrize("by_class", [False, True])
+def test_what_calibrates_is_grouped_by_label_and_cut_where_there_is_much_of_it(by_class, monkeypatch):
+    rng = np.random.default_rng(5)
+    prediction, y = predictions(rng, 60)
+    decision = calibrate_decision(prediction, "none_share", 0.5, by_class)
+    probs, given = conformal.class_probs(prediction), conformal.score_of(prediction, "none_share")
+    for most in (60, 20):
+        monkeypatch.setattr(conformal, "MOST", most)
+        made = calibration_of(prediction, y, decision)
+        errors = [[1 - probs[i, y[i]] for i in range(most) if y[i] == code] for code in range(3)]
+        answered = [[given[i] for i in range(most) if not by_class or probs[i].argmax() == code] for code in range(3)]
+        assert [list(each) for each in made.errors] == [sorted(each) for each in errors]
+        assert [list(each) for each in made.scores] == [sorted(each) for each in answered[: 3 if by_class else 1]]
+
+
+def test_how_often_sets_hold_the_label_is_told_by_class():
+    """The label of a confident answer is in its set; a class that is not there is not told of."""
+    made = Calibration(((0.1,),), ((0.05, *(9 * [0.1])), (0.15, *(9 * [0.2])), (0.3,)))
+    probs = torch.tensor([[0.9, 0.1, 0.0], [0.45, 0.4, 0.15], [0.15, 0.85, 0.0]], dtype=torch.float64)
+    found = measure_sets(
+        made, np.array(["a", "b", "c"]), Prediction(probs, None, torch.zeros(3)), torch.tensor([0, 0, 1])
+    )
+    assert found == {
+        "level": 0.9,
+        "coverage": pytest.approx(2 / 3),
+        "coverage_by_class": {"a": 0.5, "b": 1.0},
+        "labels": pytest.approx(2 / 3),
+    }
 
 
 def test_a_class_that_calibrated_nothing_is_in_every_set():

@@ -131,6 +131,20 @@ def test_answers_go_from_label_to_unsure_to_unknown_whatever_the_threshold(harde
         assert called <= 0.01  # a fifth of those that are abstained on
 
 
+@pytest.mark.parametrize("limits", [((0.2,), (0.6,)), ((0.2,), (None,)), ((0.1, 0.5), (0.4, None))])
+def test_the_thresholds_of_an_input_are_those_it_is_answered_by(limits):
+    rng = np.random.default_rng(0)
+    none = rng.uniform(size=200)
+    prediction = predictions(none.tolist(), (rng.uniform(size=200) * (1 - none)).tolist())
+    decision = Decision("none_share", *limits, coverage=0.9, count=20)
+    accept, unknown = decision.thresholds(prediction)
+    score = score_of(prediction, "none_share")
+    answers = decision.answers(prediction, CLASSES)
+    np.testing.assert_array_equal(np.isin(answers, CLASSES), score <= accept)
+    np.testing.assert_array_equal(answers == "unknown", score > unknown)
+    assert np.isinf(unknown).any() == (None in limits[1])
+
+
 def test_every_class_keeps_its_promise_where_asked():
     """Of inputs that would be called b many have high scores; one threshold for all abstains on these alone."""
     generator = torch.Generator().manual_seed(0)
