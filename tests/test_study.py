@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -179,6 +179,47 @@ def test_what_fails_stops_only_what_needs_it(place: Place):
         "2 of 3: mnist la, seed 0, corrected: failed",
         "3 of 3: digits map, seed 0, corrected",
     ]
+
+
+class Pretended:
+    """Workers that do nothing: the step that was started last ends first, and those of `failing` fail."""
+
+    def __init__(self, capacity: int, failing: Iterable[str]) -> None:
+        self.capacity, self.failing = capacity, set(failing)
+        self.busy: list[engine.Step] = []
+        self.started: list[engine.Step] = []
+        self.done: set[str] = set()
+
+    def start(self, step: engine.Step) -> None:
+        assert set(step.needs) <= self.done
+        self.busy.append(step)
+        self.started.append(step)
+        assert len(self.busy) <= self.capacity
+
+    def next(self) -> tuple[engine.Step, engine.Outcome]:
+        step = self.busy.pop()
+        self.done.add(step.name)
+        return step, engine.Outcome("no luck" if step.name in self.failing else None)
+
+
+@pytest.mark.parametrize("capacity", [1, 3, 100])
+def test_no_step_begins_before_what_it_needs_and_none_at_all_where_that_failed(capacity: int, place: Place):
+    study = of(select("digits"))
+    steps = plan(study, place)
+    failing = [name for name, step in steps.items() if not step.needs][::2]
+    hence = {name for name, step in steps.items() if set(step.needs) & set(failing)}
+    assert 0 < len(hence) < len(steps) - len(failing)
+    workers, counted = Pretended(capacity, failing), []
+    failures = run_cells(
+        study, place, lambda number, total, _: counted.append((number, total)), lambda _: nullcontext(workers)
+    )
+    assert {step.name for step in workers.started} == set(steps) - hence
+    assert len(workers.started) == len(steps) - len(hence)
+    assert {failure.cell for failure in failures} == {c for name in {*failing, *hence} for c in steps[name].cells}
+    assert len(failures) == len({failure.cell for failure in failures})
+    assert all("no luck" in failure.reason for failure in failures)
+    assert len(counted) == len(steps)
+    assert counted[-1] == (len(steps), len(steps))
 
 
 def test_a_log_that_cannot_be_written_is_said_so(tmp_path: Path):
