@@ -1,14 +1,16 @@
 """The monitor keeps its level however often one looks, finds shifts, and its intervals hold at all times at once."""
 
 import math
+import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.special import gammaln
+from scipy.stats import beta, binom
 
 from demur.serving.answered import read_answers
-from demur.serving.monitor import Bet, Monitor, Urn, rate_interval, reference_of
+from demur.serving.monitor import PATIENCE, Bet, Monitor, Urn, cuts_of, rate_interval, reference_of
 
 COVERAGE = 0.9
 
@@ -93,6 +95,43 @@ def test_the_interval_holds_the_rate_at_all_times_at_once():
     assert rate_interval(0, 0, 0.1) == (0.0, 1.0)
 
 
+@pytest.mark.parametrize(("successes", "trials"), [(3, 10), (1, 1), (10, 10), (0, 7), (40, 2000), (1999, 2000)])
+@pytest.mark.parametrize("level", [0.01, 0.3])
+def test_the_interval_ends_where_the_mixture_is_one_over_the_level_times_as_likely(successes, trials, level):
+    rates = (np.arange(100_000) + 0.5) / 100_000
+    mixture = (binom.pmf(successes, trials, rates) * beta.pdf(rates, 0.5, 0.5)).mean()
+    low, high = rate_interval(successes, trials, level)
+    for end, is_edge in ((low, successes > 0), (high, successes < trials)):
+        if is_edge:
+            assert mixture / binom.pmf(successes, trials, end) == pytest.approx(1 / level, rel=0.01)
+    assert (low == 0, high == 1) == (successes == 0, successes == trials)
+
+
+def test_ranks_count_the_inliers_below_and_break_ties_evenly():
+    reference, chance = reference_of((1.0, 2.0, 2.0, 3.0), 4, 0.75), random.Random(0)
+    ranks = [reference.rank(score, False, chance) for score in (0.0, 1.5, 2.5, 9.0, None)]
+    assert ranks == [0, 1, 3, 4, 4]
+    tied = [reference.rank(2.0, False, chance) for _ in range(3000)]
+    assert np.bincount(tied, minlength=5) == pytest.approx([0, 1000, 1000, 1000, 0], abs=4 * math.sqrt(3000 * 2 / 9))
+    unscored = reference_of((), 100, 0.9)
+    assert [unscored.rank(0.0, abstained, chance) for abstained in (False, True)] == [0, unscored.accepted]
+
+
+def test_bins_are_even_parts_of_what_is_accepted_and_one_beyond_every_inlier():
+    reference = reference_of((), 99, 0.8)
+    assert reference.accepted == 80
+    assert cuts_of(reference) == [10, 20, 30, 40, 50, 60, 70, 80, 99]
+
+
+def test_money_is_put_in_little_by_little():
+    """On bins that nothing can be won on it stays one, and what is in reserve falls from the first input on."""
+    bet = Bet([Urn(reference_of((), 4, 0.75), [])], memory=math.inf)
+    for step in range(1, 4):
+        bet.step(0, 0, 1.0)
+        assert bet.reserve == pytest.approx(1 / (1 + math.log1p(step / PATIENCE)))
+        assert bet.money == pytest.approx(1)
+
+
 def test_each_class_is_compared_with_its_own_calibration():
     low, high = tuple(np.linspace(0, 1, 100)), tuple(np.linspace(10, 11, 100))
     references = [reference_of(group, 100, COVERAGE) for group in (low, high)]
@@ -110,11 +149,16 @@ def test_each_class_is_compared_with_its_own_calibration():
 
 def test_the_report_is_bounded_and_says_how_far_it_is():
     monitor = Monitor([reference_of((), 100, 0.95)], 0.05)
-    assert monitor.report().said == "nothing has arrived yet"
-    monitor.observe([0.0] * 5000, [False] * 5000)
+    before = monitor.report()
+    assert before.said == "nothing has arrived yet"
+    assert (before.rate, before.recent_rate, before.level, before.evidence) == (None, None, 0.01, 1.0)
+    monitor.observe([0.0] * 100, [False] * 100)
+    assert [point[0] for point in monitor.report().course] == list(range(1, 101))
+    monitor.observe([0.0] * 4900, [False] * 4900)
     report = monitor.report()
     assert len(report.course) < 300
-    assert report.course[-1][0] > 4900
+    assert [point[0] for point in report.course] == list(range(32, 5001, 32))  # after five times half were dropped
+    assert report.recent_rate == pytest.approx(0, abs=1e-6)
     assert (report.inputs, report.rate) == (5000, 0.0)
     with pytest.raises(ValueError, match="level 2 is not between 0 and 1"):
         Monitor([reference_of((), 100, 0.95)], 0.05, level=2)

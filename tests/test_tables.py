@@ -113,6 +113,34 @@ def test_new_names_are_nothing_unusual_where_most_are_new():
     assert column.encode(pd.Series(["somebody", None])).tolist() == [0, 0]
 
 
+@pytest.mark.parametrize(("singles", "is_open"), [(4, False), (5, True)])
+def test_a_column_is_open_where_more_than_one_row_in_fifty_has_a_name_of_its_own(singles, is_open):
+    cells = pd.Series([f"only{number}" for number in range(singles)] + ["often"] * (200 - singles))
+    assert Category.of(cells).open is is_open
+
+
+def test_a_column_of_gaps_alone_says_nothing_but_that():
+    frame = pd.DataFrame({"empty": [np.nan] * 6, "full": np.arange(6.0)})
+    np.testing.assert_array_equal(features_of(frame)[:, :2], [[0.0, 1.0]] * 6)
+    assert tables.learn_columns(frame)[0] == Number(0.0, 1.0, 0.0, True)
+
+
+def test_what_lies_far_out_is_brought_in_to_where_float32_keeps_the_rest():
+    frame = pd.DataFrame({"a": [-1.0, 1.0]})
+    far = features_of(frame, pd.DataFrame({"a": [-1e300, -tables.FARTHEST / 2, 1e300]}))
+    np.testing.assert_array_equal(far[:, 0], [-tables.FARTHEST, -tables.FARTHEST / 2, tables.FARTHEST])
+
+
+def test_rows_in_lists_keep_what_they_are_and_get_the_names_that_fit():
+    frame = tables.frame_of([[1, "a"], [2.5, None]], ["x", "y"])
+    assert frame.to_numpy(object).tolist() == [[1, "a"], [2.5, None]]
+    assert list(frame.columns) == ["x", "y"]
+    assert list(tables.frame_of([[1, "a"]], ["x"]).columns) == [0, 1]
+    numbers = tables.frame_of(np.array([[1.5, np.nan]]), ["x", "y"])
+    assert list(numbers.columns) == ["x", "y"]
+    assert [kind.kind for kind in numbers.dtypes] == ["f", "f"]
+
+
 def test_dates_are_days_in_any_form():
     days = pd.Series(["1970-01-02", "1970-01-03T12:00:00", None] * 10)
     for cells in (days, pd.to_datetime(days, format="ISO8601"), pd.to_datetime(days, format="ISO8601", utc=True)):
