@@ -132,8 +132,8 @@ def test_what_lies_far_out_is_brought_in_to_where_float32_keeps_the_rest():
 
 
 def test_rows_in_lists_keep_what_they_are_and_get_the_names_that_fit():
-    frame = tables.frame_of([[1, "a"], [2.5, None]], ["x", "y"])
-    assert frame.to_numpy(object).tolist() == [[1, "a"], [2.5, None]]
+    frame = tables.frame_of([[1, "a"], [2.5, "b"]], ["x", "y"])
+    assert frame.to_numpy(object).tolist() == [[1, "a"], [2.5, "b"]]
     assert list(frame.columns) == ["x", "y"]
     assert list(tables.frame_of([[1, "a"]], ["x"]).columns) == [0, 1]
     numbers = tables.frame_of(np.array([[1.5, np.nan]]), ["x", "y"])
