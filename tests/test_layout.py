@@ -19,7 +19,7 @@ LEVELS = (
     ("methods", "tasks"),
     ("audit",),
     ("classifier", "study"),
-    ("paper", "serving"),
+    ("paper", "serving", "scale"),
     ("report",),
     ("cli",),
     ("__main__",),

@@ -4,14 +4,14 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from demur.cli.fitted import said_of_fit
-from demur.cli.outputs import Overwrite, check_file, check_folder, write_text_file
+from demur.cli.outputs import Overwrite, check_file, check_folder
 from demur.cli.progress import counting, progress
 from demur.cli.shared import Data, DeviceName, Seed, cache_folder, make_console, open_store, parse_device
 
@@ -23,7 +23,6 @@ app = typer.Typer()
 
 ModelPath = Annotated[Path, typer.Argument(help="What `demur fit` wrote.")]
 MADE_BY_DEMUR = rb"\x08.\x12\x05demur"  # the beginning of an ONNX file: version, and the producer's name
-INVALID = "invalid"  # the decision on what cannot be read
 LabelColumn = Annotated[str | None, typer.Option(help="The label's column; else label, class, target or y.")]
 
 
@@ -135,14 +134,28 @@ def fit(
 def predict(
     model: ModelPath,
     inputs: Annotated[
-        Path,
+        str,
         typer.Argument(
-            metavar="INPUT", help="An image or a folder of them, csv, parquet, jsonl, txt, npz; - for standard input."
+            metavar="INPUT",
+            help="An image, csv, parquet, jsonl, txt or npz; a folder of such; s3://... or another URL of an object "
+            "store; - for standard input.",
         ),
     ],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="A csv file; else it is printed.")] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="A csv file; or, for parquet parts that a stopped run goes on from, NAME.parquet or a URL; else "
+            "answers are printed.",
+        ),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="here, or ray: on a Ray cluster, as parquet parts.")] = "here",
+    address: Annotated[
+        str | None, typer.Option(help="HOST:PORT of the Ray cluster, or auto; else one is made.")
+    ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Stop at the first input that cannot be read, and write nothing.")
+        bool, typer.Option("--strict", help="Stop at the first input that cannot be read; of a csv, write nothing.")
     ] = False,
     overwrite: Overwrite = False,
     device: DeviceName = "auto",
@@ -152,35 +165,13 @@ def predict(
     `p_value` is small for outliers; of inliers a fraction t at most has one of t or less. An input that cannot be read
     is `invalid`.
     """
-    import csv
+    from demur.cli import predicting
 
-    head = ("input", "decision", "label", "probability", "outlier_score", "p_value")
-    check_file(out, overwrite, mark=",".join(head[:5]).encode(), reads=[inputs], model=model)
-
-    from demur.classifier import Classifier
-
-    classifier = Classifier.load(model, device=parse_device(device))
-    given = _open_for(classifier, inputs, tolerant=not strict)
-    wrong, total = list[str](), 0
-    with (
-        nullcontext(sys.stdout) if out is None else write_text_file(out) as file,
-        counting(inputs.name, shown=out is not None) as count,
-    ):
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(head)
-        for batch in given.batches:
-            rows = _answers(classifier, batch.x) if len(batch.wrong) < len(batch.names) else iter(())
-            for place, name in enumerate(batch.names):
-                writer.writerow((name, *((INVALID, "", "", "", "") if place in batch.wrong else next(rows))))
-            wrong += batch.wrong.values()
-            total += len(batch.names)
-            count(len(batch.names))
-        if len(wrong) == total:
-            raise ValueError(wrong[0])
-    if wrong:
-        print(f"demur: note: {len(wrong)} of {total} inputs are {INVALID}; {wrong[0]}", file=sys.stderr)
-    if out is not None:
-        print(f"wrote {out}")
+    predicting.check_engine(engine, address, out)
+    if engine == "ray" or (out is not None and predicting.is_parts(out)):
+        predicting.predict_parts(model, inputs, str(out), engine, address, strict, overwrite, device)
+    else:
+        predicting.predict_csv(model, inputs, None if out is None else Path(out), strict, overwrite, device)
 
 
 @app.command()
@@ -279,15 +270,6 @@ def export(
     print(f"wrote {out}, {out.stat().st_size / 2**20:.1f} MiB: {checked}")
 
 
-def _answers(classifier: "Classifier", x: "X") -> Iterator[tuple[str, ...]]:
-    said = classifier.predict_all(x)
-    p_values = [""] * len(said.label) if said.p_value is None else [f"{value:.6g}" for value in said.p_value]
-    for decision, label, probability, score, p_value in zip(
-        said.decision, said.label, said.probability, said.outlier_score, p_values, strict=True
-    ):
-        yield decision, label, f"{probability:.6f}", f"{score:.6g}", p_value
-
-
 def _check_new_model(out: Path, checkpoint: Path | None) -> None:
     """A model may be written over, anything else not."""
     from demur.classifier.model_file import check_target
@@ -374,26 +356,6 @@ def _usual_epochs(kind: str, x: "X") -> int:
 def _open_for(
     classifier: "Classifier", path: Path, labelled: bool = False, label: str | None = None, tolerant: bool = False
 ) -> "Inputs":
-    """Inputs as the model was fitted to: its columns, its size of images."""
-    from demur.classifier.kinds import Images, MixedTables
-    from demur.classifier.readers import drop_names, open_inputs
+    from demur.classifier.readers import open_for
 
-    fitted = classifier.preprocessing_
-    channels, *size = fitted.shape if isinstance(fitted, Images) else (None,)
-    if isinstance(fitted, Images) and path.suffix.lower() in (".csv", ".tsv", ".jsonl", ".txt"):
-        raise ValueError(f"{path} holds no images, and the model is for images; give it what it was fitted to")
-    columns = tuple(getattr(classifier, "feature_names_in_", ()))
-    given = open_inputs(
-        path,
-        labelled=labelled,
-        label=label,
-        columns=columns,
-        channels=channels,
-        size=(size[0], size[1]) if size else None,
-        tolerant=tolerant,
-        mixed=isinstance(fitted, MixedTables),
-        check=fitted.find_errors if isinstance(fitted, MixedTables) else None,
-    )
-    if given.kind != fitted.kind:
-        raise ValueError(f"{path} holds {given.kind}, the model is for {fitted.kind}; give it what it was fitted to")
-    return given if columns else drop_names(given)
+    return open_for(classifier, path, labelled, label, tolerant)

@@ -31,8 +31,8 @@ Files = Mapping[str, bytes]
 
 
 @contextmanager
-def cluster(place: Place, address: str | None = None) -> Iterator[Workers]:
-    """An engine of Ray tasks: on the cluster at the address, else on one that runs here, else on one made for it."""
+def connect(address: str | None = None) -> Iterator[Any]:
+    """Ray: the cluster at the address, else one that runs here, else one made for the block."""
     try:
         import ray
     except ImportError:
@@ -40,14 +40,23 @@ def cluster(place: Place, address: str | None = None) -> Iterator[Workers]:
     if address not in (None, "auto", "local"):
         check_answers(address)
     ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    mark = place.runs.absolute() / f".seen-{uuid.uuid4().hex}"
-    mark.parent.mkdir(parents=True, exist_ok=True)
-    mark.touch()
     try:
-        yield Tasks(with_resources(place, ray.cluster_resources()), mark)
+        yield ray
     finally:
-        mark.unlink()
         ray.shutdown()
+
+
+@contextmanager
+def cluster(place: Place, address: str | None = None) -> Iterator[Workers]:
+    """An engine of Ray tasks."""
+    with connect(address) as ray:
+        mark = place.runs.absolute() / f".seen-{uuid.uuid4().hex}"
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+        try:
+            yield Tasks(with_resources(place, ray.cluster_resources()), mark)
+        finally:
+            mark.unlink()
 
 
 def check_answers(address: str) -> None:

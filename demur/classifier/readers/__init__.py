@@ -16,7 +16,7 @@ reading passes over single inputs that cannot be read, and says which.
 
 from demur.classifier.readers.base import BATCH, Batch, Inputs, Kind, X, join_names
 from demur.classifier.readers.images import LARGEST
-from demur.classifier.readers.opening import drop_names, open_inputs
+from demur.classifier.readers.opening import check_kind, drop_names, open_for, open_inputs, wanted_by
 from demur.classifier.readers.outliers import read_outliers
 
 __all__ = [
@@ -26,8 +26,11 @@ __all__ = [
     "Inputs",
     "Kind",
     "X",
+    "check_kind",
     "drop_names",
     "join_names",
+    "open_for",
     "open_inputs",
     "read_outliers",
+    "wanted_by",
 ]

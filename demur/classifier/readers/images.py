@@ -5,7 +5,7 @@ import os
 import struct
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -39,25 +39,31 @@ def open_images(path: Path, labelled: bool, size: Size | None, channels: int | N
     shape = (channels, *size)
     if labelled:
         check_memory(len(files), shape)
+    names = [printable(file.relative_to(root).as_posix()) for file in files]
+    labels = [printable(file.relative_to(root).parts[0]) for file in files] if labelled else None
+    return Inputs("images", image_batches(names, files, shape, tolerant, labels), shape=shape)
 
-    def batches() -> Iterator[Batch]:
-        count = max(1, min(BATCH, PIXELS // math.prod(shape)))
-        for start in range(0, len(files), count):
-            part = files[start : start + count]
-            places = [file.relative_to(root) for file in part]
-            pixels, wrong = [], {}
-            for place, file in enumerate(part):
-                try:
-                    pixels.append(read_image(file, shape))
-                except ValueError as error:
-                    if not tolerant:
-                        raise
-                    wrong[place] = str(error)
-            names = [printable(place.as_posix()) for place in places]
-            x = np.stack(pixels) if pixels else np.empty((0, *shape), np.uint8)
-            yield Batch(names, x, [printable(place.parts[0]) for place in places] if labelled else None, wrong)
 
-    return Inputs("images", batches(), shape=shape)
+def image_batches(
+    names: Sequence[str],
+    files: Sequence[Path | Callable[[], BinaryIO]],
+    shape: Shape,
+    tolerant: bool,
+    labels: Sequence[str] | None = None,
+) -> Iterator[Batch]:
+    """Images, each a path or a function that opens it, some at a time."""
+    count = max(1, min(BATCH, PIXELS // math.prod(shape)))
+    for start in range(0, len(files), count):
+        part, pixels, wrong = slice(start, start + count), [], {}
+        for place, file in enumerate(files[part]):
+            try:
+                pixels.append(read_image(file, shape, names[start + place]))
+            except ValueError as error:
+                if not tolerant:
+                    raise
+                wrong[place] = str(error)
+        x = np.stack(pixels) if pixels else np.empty((0, *shape), np.uint8)
+        yield Batch(list(names[part]), x, None if labels is None else list(labels[part]), wrong)
 
 
 def printable(name: str) -> str:
@@ -107,9 +113,12 @@ def usual_shape(files: Sequence[Path]) -> Shape:
     return channels, max(1, round(shrink * height)), max(1, round(shrink * width))
 
 
-def read_image(file: Path, shape: Shape) -> np.ndarray:
+def read_image(file: Path | Callable[[], BinaryIO], shape: Shape, name: str | None = None) -> np.ndarray:
     """Pixels (channels, height, width), the right way up, on white where the image is transparent."""
-    with open_image(file) as image:
+    if isinstance(file, Path):
+        with open_image(file) as image:
+            return pixels_of(image, shape)
+    with file() as stream, open_image(stream, name) as image:
         return pixels_of(image, shape)
 
 

@@ -6,15 +6,20 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from demur.classifier.kinds import Images, MixedTables
 from demur.classifier.readers.arrays import open_npz
 from demur.classifier.readers.base import Asked, Check, Inputs, Mixed, Size
 from demur.classifier.readers.images import open_images
 from demur.classifier.readers.tables import open_parquet
 from demur.classifier.readers.text_files import READERS, STDIN, open_stream
 from demur.data.formats import IMAGES
+
+if TYPE_CHECKING:
+    from demur.classifier.estimator import Classifier
 
 KNOWN = "give a folder of images, or a csv, parquet, jsonl, txt or npz file"
 
@@ -67,3 +72,34 @@ def drop_names(inputs: Inputs) -> Inputs:
         return inputs
     batches = (replace(batch, x=np.asarray(batch.x)) for batch in inputs.batches)
     return replace(inputs, batches=batches, columns=())
+
+
+def open_for(
+    classifier: "Classifier", path: Path, labelled: bool = False, label: str | None = None, tolerant: bool = False
+) -> Inputs:
+    """Inputs as the model was fitted to: its columns, its size of images."""
+    if isinstance(classifier.preprocessing_, Images) and path.suffix.lower() in (".csv", ".tsv", ".jsonl", ".txt"):
+        raise ValueError(f"{path} holds no images, and the model is for images; give it what it was fitted to")
+    given = open_inputs(path, labelled=labelled, label=label, tolerant=tolerant, **wanted_by(classifier))
+    return check_kind(classifier, given, path)
+
+
+def wanted_by(classifier: "Classifier") -> dict[str, Any]:
+    """What a model asks of its inputs, as `open_inputs` takes it."""
+    fitted = classifier.preprocessing_
+    channels, *size = fitted.shape if isinstance(fitted, Images) else (None,)
+    return {
+        "columns": tuple(getattr(classifier, "feature_names_in_", ())),
+        "channels": channels,
+        "size": (size[0], size[1]) if size else None,
+        "mixed": isinstance(fitted, MixedTables),
+        "check": fitted.find_errors if isinstance(fitted, MixedTables) else None,
+    }
+
+
+def check_kind(classifier: "Classifier", given: Inputs, path: Path) -> Inputs:
+    """Refuse inputs of another kind than the model's; rows lose their columns' names where it was fitted without."""
+    kind = classifier.preprocessing_.kind
+    if given.kind != kind:
+        raise ValueError(f"{path} holds {given.kind}, the model is for {kind}; give it what it was fitted to")
+    return given if hasattr(classifier, "feature_names_in_") else drop_names(given)

@@ -119,11 +119,14 @@ def wrong_cells(
     return wrong
 
 
-def open_parquet(asked: Asked) -> Inputs:
-    """A table with typed columns, or texts where a column is called `text`."""
+def open_parquet(
+    asked: Asked, source: pa.NativeFile | None = None, groups: Sequence[int] | None = None, first: int = 1
+) -> Inputs:
+    """A table with typed columns, or texts where a column is called `text`; of a file that is open elsewhere, or some
+    of its row groups, whose rows count from `first`."""
     path, labelled, columns, mixed = asked.path, asked.labelled, asked.columns, asked.mixed
     with reading(path, "parquet"):
-        file = pq.ParquetFile(path)
+        file = pq.ParquetFile(path if source is None else source)
         header = file.schema_arrow.names
     texts = not columns and "text" in header
     features = ["text"] if texts else columns
@@ -142,7 +145,7 @@ def open_parquet(asked: Asked) -> Inputs:
             raise ValueError(f"{path} has column {name!r} of {kind}, which is no number; make it one, or take it out")
 
     def parts(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        found = file.iter_batches(BATCH, columns=list(wanted), use_threads=False)
+        found = file.iter_batches(BATCH, row_groups=groups, columns=list(wanted), use_threads=False)
         while True:
             with reading(path, "parquet"):
                 part = next(found, None)
@@ -154,7 +157,7 @@ def open_parquet(asked: Asked) -> Inputs:
         mixed = is_mixed(parts(taken), path)
 
     def batches() -> Iterator[Batch]:
-        counted = itertools.count(1)
+        counted = itertools.count(first)
         for part in parts([*taken, *([named] if named else [])]):
             rows = pa.Table.from_batches([part])
             names = [str(next(counted)) for _ in range(len(rows))]

@@ -1,0 +1,109 @@
+"""A whole run: what is left to answer, and an engine that does it fragment by fragment. One machine is the default."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from demur.classifier import Classifier
+from demur.scale.fragments import Fragment, Source, list_inputs, read_fragment
+from demur.scale.parts import Manifest, answer, open_output, parts_in, remove_unfinished, write_part
+from demur.scale.places import Location
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every worker knows: where inputs are, where answers go, and whether an input may be invalid."""
+
+    source: Source
+    to: Location
+    tolerant: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of a fragment; `said` is why it failed, or why the first of its invalid inputs is."""
+
+    inputs: int
+    invalid: int = 0
+    said: str = ""
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class Summary:
+    parts: int
+    kept: int  # parts of earlier runs
+    inputs: int  # of this run
+    invalid: int
+    said: str
+
+
+Engine = Callable[[Job, Sequence[Fragment]], Iterable[Outcome]]
+
+
+def predict_parts(
+    inputs: Location,
+    to: Location,
+    kind: str,
+    model: str,
+    engine: Engine,
+    *,
+    strict: bool = False,
+    overwrite: bool = False,
+    count: Callable[[int], object] = lambda inputs: None,
+) -> Summary:
+    """Answer every input once, by a model of this kind and hash; called again after it was stopped, it goes on."""
+    if to.within(inputs) or inputs.within(to):
+        raise ValueError(f"{to.name} is where the inputs are; name another folder for the answers")
+    source = list_inputs(inputs, kind)
+    total = len(source.fragments)
+    kept = open_output(to, Manifest(model, source.fingerprint, total, strict), overwrite)
+    left = [fragment for fragment in source.fragments if fragment.number not in kept]
+    failed, done, invalid, said = list[str](), 0, 0, ""
+    for outcome in engine(Job(source, to, not strict), left) if left else ():
+        if outcome.failed:
+            if strict:
+                raise ValueError(outcome.said)
+            failed.append(outcome.said)
+            continue
+        done, invalid, said = done + outcome.inputs, invalid + outcome.invalid, said or outcome.said
+        count(outcome.inputs)
+    if failed:
+        more = f" ({len(failed):,} of {total:,} parts failed)" if len(failed) > 1 else ""
+        raise ValueError(f"{failed[0]}{more}; the others are in {to.name}, and the same command goes on from there")
+    missing = total - len(parts_in(to))
+    if missing:
+        raise ValueError(
+            f"{missing:,} of {total:,} parts are not in {to.name}: workers wrote them where this machine does not see "
+            "them; give a folder that all of them share, or the URL of an object store"
+        )
+    remove_unfinished(to)
+    return Summary(total, len(kept), done, invalid, said)
+
+
+def attempt(classifier: Classifier, job: Job, fragment: Fragment) -> Outcome:
+    """Answer a fragment and write its part."""
+    inputs = invalid = 0
+    said = ""
+
+    def answers() -> Iterator[pa.Table]:
+        nonlocal inputs, invalid, said
+        for batch in read_fragment(classifier, job.source, fragment, job.tolerant):
+            inputs, invalid = inputs + len(batch.names), invalid + len(batch.wrong)
+            said = said or next(iter(batch.wrong.values()), "")
+            yield answer(classifier, batch)
+
+    try:
+        write_part(job.to, fragment.number, answers())
+    except (ValueError, OSError) as error:
+        return Outcome(0, said=" ".join(str(error).split()), failed=True)
+    return Outcome(inputs, invalid, said)
+
+
+def on_this_machine(classifier: Classifier) -> Engine:
+    def engine(job: Job, fragments: Sequence[Fragment]) -> Iterator[Outcome]:
+        for fragment in fragments:
+            yield attempt(classifier, job, fragment)
+
+    return engine

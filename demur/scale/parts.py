@@ -1,0 +1,132 @@
+"""The answers: a folder of parquet parts, one for each fragment, and a manifest that says of what.
+
+    _manifest.json         the model's hash, the inputs' fingerprint, how many parts there will be
+    part-000000.parquet    answers to the first fragment's inputs, in their order
+
+A part gets its name once it is whole, so a part that is there is kept, and every input is in exactly one. Readers of
+parquet folders pass over names that begin with an underscore.
+"""
+
+import json
+import re
+import uuid
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from demur.classifier import Classifier
+from demur.classifier.decision import INVALID
+from demur.classifier.readers import Batch
+from demur.scale.places import Location
+
+MANIFEST = "_manifest.json"
+PART = re.compile(r"part-(\d{6,})\.parquet")
+UNFINISHED = re.compile(r"_unfinished-[0-9a-f]{32}")
+SCHEMA = pa.schema(
+    [
+        *((name, pa.string()) for name in ("input", "decision", "label")),
+        *((name, pa.float64()) for name in ("probability", "outlier_score", "p_value")),
+    ]
+)
+ROWS = 2**16  # of a row group
+
+
+@dataclass(frozen=True)
+class Manifest:
+    model: str
+    inputs: str
+    parts: int
+    strict: bool
+    layout: int = 1
+
+
+def answer(classifier: Classifier, batch: Batch) -> pa.Table:
+    """A row for each input; of one that could not be read the decision is `invalid` and the rest null."""
+    right = np.array([place not in batch.wrong for place in range(len(batch.names))], bool)
+    columns = {name: np.full(len(right), None, object) for name in SCHEMA.names}
+    columns["input"][:] = batch.names
+    columns["decision"][:] = INVALID
+    if right.any():
+        said = classifier.predict_all(batch.x)
+        for name in SCHEMA.names[1:]:
+            values = getattr(said, name)
+            if values is not None:
+                columns[name][right] = [str(v) for v in values] if name in ("decision", "label") else values.tolist()
+    return pa.table([pa.array(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
+
+
+def part_name(number: int) -> str:
+    return f"part-{number:06}.parquet"
+
+
+def write_part(to: Location, number: int, answers: Iterable[pa.Table]) -> None:
+    """Whole or not at all; whoever writes the same part at the same time writes the same."""
+    unfinished = f"{to.path}/_unfinished-{uuid.uuid4().hex}"
+    try:
+        with to.files.open_output_stream(unfinished) as stream, pq.ParquetWriter(stream, SCHEMA) as writer:
+            waiting: list[pa.Table] = []
+            for table in answers:
+                waiting.append(table)
+                if sum(map(len, waiting)) >= ROWS:
+                    writer.write_table(pa.concat_tables(waiting))
+                    waiting = []
+            writer.write_table(pa.concat_tables([*waiting, SCHEMA.empty_table()]))
+        to.files.move(unfinished, f"{to.path}/{part_name(number)}")
+    except BaseException:
+        if to.files.get_file_info(unfinished).type == fs.FileType.File:
+            to.files.delete_file(unfinished)
+        raise
+
+
+def open_output(to: Location, manifest: Manifest, overwrite: bool) -> set[int]:
+    """The numbers of the parts that are there already; what is there of something else is refused, or removed if it is
+    an output of ours and may be overwritten."""
+    names = _names(to)
+    if MANIFEST in names:
+        with to.files.open_input_stream(f"{to.path}/{MANIFEST}") as stream:
+            there = stream.read()
+        if there == _bytes(manifest):
+            return parts_in(to)
+        if not overwrite:
+            raise ValueError(
+                f"{to.name} has answers to other inputs, of another model, or made with another --strict; name another "
+                "folder, or add --overwrite"
+            )
+        ours = [name for name in names if PART.fullmatch(name) or UNFINISHED.fullmatch(name)]
+        for name in (*ours, MANIFEST):  # as long as there is a manifest, what is left is known as ours
+            to.files.delete_file(f"{to.path}/{name}")
+    elif names:
+        raise ValueError(f"{to.name} holds something else, such as {min(names)}; name a new folder")
+    to.files.create_dir(to.path)
+    unfinished = f"{to.path}/_unfinished-{uuid.uuid4().hex}"
+    with to.files.open_output_stream(unfinished) as stream:
+        stream.write(_bytes(manifest))
+    to.files.move(unfinished, f"{to.path}/{MANIFEST}")
+    return set()
+
+
+def parts_in(to: Location) -> set[int]:
+    return {int(found[1]) for name in _names(to) if (found := PART.fullmatch(name))}
+
+
+def remove_unfinished(to: Location) -> None:
+    """What was begun by workers that were killed."""
+    for name in _names(to):
+        if UNFINISHED.fullmatch(name):
+            to.files.delete_file(f"{to.path}/{name}")
+
+
+def _names(to: Location) -> set[str]:
+    info = to.files.get_file_info(to.path)
+    if info.type == fs.FileType.File:
+        raise ValueError(f"{to.name} is a file, and a folder of parts is to be there; name another")
+    selector = fs.FileSelector(to.path, allow_not_found=True)
+    return {each.path.rpartition("/")[2] for each in to.files.get_file_info(selector)} - {""}
+
+
+def _bytes(manifest: Manifest) -> bytes:
+    return json.dumps(asdict(manifest), indent=1).encode()
