@@ -80,8 +80,8 @@ def rmds(features: Tensor, fitted: Fitted) -> Tensor:
 def _whitening(centred: Tensor) -> Tensor:
     """L (D, R) with L L' = the covariance's pseudo-inverse: units that never fire have no variance."""
     values, vectors = torch.linalg.eigh(centred.T @ centred / len(centred))
-    kept = values > values.abs().amax() * len(values) * torch.finfo(values.dtype).eps
-    return vectors[:, kept] / values[kept].sqrt()
+    nonzero = values > values.abs().amax() * len(values) * torch.finfo(values.dtype).eps
+    return vectors[:, nonzero] / values[nonzero].sqrt()
 
 
 # virtual-logit matching (Wang et al., 2022) ---------------------------------------------------------------------------

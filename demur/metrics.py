@@ -139,8 +139,8 @@ def _ece(prediction: Prediction, y: Tensor, counts: Counts | None = None) -> Arr
 
 def _ece_published(prediction: Prediction, y: Tensor, counts: Counts | None = None) -> Array:
     sure, hit = confidence(prediction), right(prediction, y)
-    kept = sure < 1 - 1 / BINS
-    return _calibration_error(sure[kept], hit[kept], None if counts is None else counts[kept])
+    below_one = sure < 1 - 1 / BINS
+    return _calibration_error(sure[below_one], hit[below_one], None if counts is None else counts[below_one])
 
 
 def ece(prediction: Prediction, y: Tensor) -> float:

@@ -152,7 +152,7 @@ def test_uniform_noise_is_judged_apart():
     claim = titled("Plain Bayesian")
     tested = examine(claim, own_view(made(claim.cells, lucky), "corrected"))
     assert tested.text == "holds (15 of 15 tests)"
-    apart = [one for one in tested.made if "uniform" in one.test.quantity]
+    apart = [one for one in tested.findings if "uniform" in one.test.quantity]
     assert len(apart) == 15
     assert not any(one.test.counts for one in apart)
 
@@ -212,7 +212,7 @@ def test_a_collapsed_classifier_does_not_tell_what_soft_labels_cost():
     ]
     found = {
         (one.test.tasks[0], one.test.quantity, {one.test.one, one.test.other} & {"la", "vb"} == {"la"}): one.outcome
-        for one in examine(claim, own_view(cells, "corrected")).made
+        for one in examine(claim, own_view(cells, "corrected")).findings
     }
     assert found["cifar10", "accuracy", True] == found["cifar10", "ECE", True] == UNCLEAR
     assert found["cifar10", "accuracy", False] == found["cifar100", "ECE", True] == YES
@@ -229,7 +229,7 @@ def test_seeds_that_disagree_leave_it_open():
 
     cells = made([cell for cell in claim.cells if cell.task == "mnist"], lucky, seeds=2)
     both = examine(claim, own_view(cells, "corrected"))
-    assert {one.outcome for one in both.made if one.test.counts} == {UNCLEAR}
+    assert {one.outcome for one in both.findings if one.test.counts} == {UNCLEAR}
     assert both.text == "undecided (0 of 3 tests, 3 unclear, 12 more wait)"
     assert both.seeds == {"mnist": (2, 2)}
 
@@ -240,7 +240,7 @@ def test_what_one_network_shows_is_held_against_the_spread_of_the_task():
     assert examine(claim, own_view(cells, "corrected")).text == "holds (3 of 3 tests, 12 more wait)†"  # it is assumed
     others = [measured(Cell("mnist", "map", seed), lambda cell, *place: cell.seed / 6) for seed in range(6)]
     known = examine(claim, own_view([*cells, *others], "corrected"))
-    assert {one.outcome for one in known.made if one.test.counts} == {UNCLEAR}
+    assert {one.outcome for one in known.findings if one.test.counts} == {UNCLEAR}
     assert "†" not in known.text
 
 

@@ -165,6 +165,6 @@ def test_an_example_is_shown_as_what_it_is():
     pixels = np.arange(64, dtype=np.uint8).reshape(1, 8, 8)
     assert card(Example("a.png", pixels, "cat", "cat", 0.9, 0.1)).image
     assert card(Example("1", np.zeros((3, 4, 4), np.float32), "cat", "cat", 0.9, 0.1)).image
-    said = card(Example("3", "word " * 100, "unknown", "cat", 0.9, 0.1, "dog"))
-    assert said.text.endswith("…")
-    assert said.said == "unknown; best guess cat 90 %; is dog; score 0.1"
+    shown = card(Example("3", "word " * 100, "unknown", "cat", 0.9, 0.1, "dog"))
+    assert shown.text.endswith("…")
+    assert shown.caption == "unknown; best guess cat 90 %; is dog; score 0.1"

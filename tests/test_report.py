@@ -32,11 +32,11 @@ from demur.paper.published import (
     SHIFT_LABEL,
     SHIFT_SETS,
     TITLES,
-    figures,
     measured_as,
+    printed_values,
     published_tables,
     shift_by_severity,
-    shift_figures,
+    shift_values,
 )
 from demur.paper.views import own_view
 from demur.report import sheet as formats
@@ -135,33 +135,33 @@ def entries(table: Sheet, heading: str) -> dict[str, list[str]]:
 
 def test_every_published_figure_stands_in_one_table():
     placed = [one for _, some in published_tables().values() for one in some if one.table != SHIFT_LABEL]
-    assert len(figures()) == len(placed) == 2789
-    assert set(placed) == set(figures())
-    assert {one.table for one in figures()} | {SHIFT_LABEL} == TITLES.keys() >= {*BY_TASK}
+    assert len(printed_values()) == len(placed) == 2789
+    assert set(placed) == set(printed_values())
+    assert {one.table for one in printed_values()} | {SHIFT_LABEL} == TITLES.keys() >= {*BY_TASK}
 
 
 def test_the_cells_of_every_table_are_in_a_study():
     made = {(cell.task, cell.method, cell.outliers or DEFAULT_OUTLIERS[cell.task]) for cell in PRINTED_CELLS}
-    assert {(one.task, one.row.method, one.outliers) for one in figures()} <= made
+    assert {(one.task, one.row.method, one.outliers) for one in printed_values()} <= made
 
 
 def test_the_shift_table_holds_the_means_of_the_plot():
     _, some = published_tables()[SHIFT_LABEL]
-    points = shift_figures().query("method == 'la+nc' and severity == 4 and metric == 'ece_published'")
+    points = shift_values().query("method == 'la+nc' and severity == 4 and metric == 'ece_published'")
     at = {(one.row.method, one.set, one.metric): one.value for one in some}
     assert at["la+nc", SHIFT_SETS[4], "ece_published"] == pytest.approx(points["value"].mean())
 
 
 def test_the_published_means_are_those_of_the_detailed_table():
-    at = {(f.table, f.task, f.set, f.row, f.metric): f.value for f in figures()}
-    for one in (one for one in figures() if (one.table, one.set) == ("ood_summary", MEAN)):
+    at = {(f.table, f.task, f.set, f.row, f.metric): f.value for f in printed_values()}
+    for one in (one for one in printed_values() if (one.table, one.set) == ("ood_summary", MEAN)):
         left_out = measured_as(one).removeprefix(f"{MEAN}_but_")
         parts = [at["fpr95", one.task, name, one.row, "fpr95"] for name in OOD_SETS[one.task] if name != left_out]
         assert abs(np.mean(parts) - one.value) < 0.0011, (one.task, one.row)
 
 
-def test_the_shift_figures_are_complete():
-    assert len(shift_figures()) == 13 * 19 * 5 * 3
+def test_the_shift_values_are_complete():
+    assert len(shift_values()) == 13 * 19 * 5 * 3
     by_severity = shift_by_severity()
     assert len(by_severity) == 13
     assert all(len(values) == 19 for method in by_severity.values() for values in method.values())
@@ -171,7 +171,7 @@ def test_the_shift_figures_are_complete():
 
 
 def test_the_note_lists_the_rows_that_break_the_bound():
-    at = {(f.table, f.task, f.row.method, f.metric): 100 * f.value for f in figures() if f.set == TEST}
+    at = {(f.table, f.task, f.row.method, f.metric): 100 * f.value for f in printed_values() if f.set == TEST}
     broken = set()
     for (table, task, method, metric), error in at.items():
         if (table, metric) == ("acc_ece", "ece_published"):
@@ -292,7 +292,7 @@ def test_a_figure_stands_beside_its_published_one(results: list[Result], made: l
     first, second = entries(named(made, "fpr95-fashion_mnist"), "kmnist")["la+nc, none score"]
     printed = next(
         one.value
-        for one in figures()
+        for one in printed_values()
         if (one.table, one.task, one.set, one.row) == ("fpr95", "fashion_mnist", "kmnist", ("la+nc", "none"))
     )
     assert first.strip("*").startswith(f"{100 * expected:.1f}")
@@ -338,7 +338,7 @@ def test_a_mean_that_lacks_a_set_says_so(made: list[Sheet]):
 def test_what_was_not_measured_is_a_dash_above_the_published_figure(made: list[Sheet]):
     de = next(
         f
-        for f in figures()
+        for f in printed_values()
         if (f.table, f.task, f.row.method, f.metric) == ("acc_ece", "fashion_mnist", "de", "ece_published")
     )
     found = entries(named(made, "acc_ece"), "fashion mnist<br>ECE")

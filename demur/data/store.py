@@ -64,12 +64,12 @@ class Store:
     def images(self, name: str, split: str) -> tuple[Tensor, Tensor | None]:
         """Images (N, C, H, W), uint8, and labels (N,), None where there are none; writing to them changes no file."""
         shards = self.shards(name, split)
-        kept = (self.cache or self.root / ".decoded") / f"{name}-{split}.safetensors"
-        tensors = read_decoded(kept, shards)
+        cached = (self.cache or self.root / ".decoded") / f"{name}-{split}.safetensors"
+        tensors = read_decoded(cached, shards)
         if tensors is None:
             files = fingerprint(shards)  # before decoding, lest a file replaced meanwhile pass for the decoded one
             tensors = decode_shards(shards, CATALOGUE.get(name))
-            keep_decoded(kept, tensors, files)
+            keep_decoded(cached, tensors, files)
         return tensors["images"], tensors.get("labels")
 
     def texts(self, name: str, split: str) -> tuple[list[str], Tensor | None]:
@@ -249,16 +249,16 @@ def decode_shards(shards: list[Path], known: DataSet | None) -> dict[str, Tensor
     return {"images": stacked} if joined is None else {"images": stacked, "labels": joined}
 
 
-def read_decoded(kept: Path, shards: list[Path]) -> dict[str, Tensor] | None:
+def read_decoded(cached: Path, shards: list[Path]) -> dict[str, Tensor] | None:
     """What was decoded before from files of this very content, mapped into memory; None where there is no such thing.
 
     Size, time and inode stand for the content, as in git's index, for hashing a large set takes longer than mapping it;
     where they differ (a copied folder, a touched file) the content's hash decides.
     """
-    if not kept.exists():
+    if not cached.exists():
         return None
     try:
-        with safe_open(kept, "pt") as file:
+        with safe_open(cached, "pt") as file:
             files = json.loads(file.metadata()["files"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, it is no dict
     except (SafetensorError, OSError):
@@ -268,22 +268,22 @@ def read_decoded(kept: Path, shards: list[Path]) -> dict[str, Tensor] | None:
     now = fingerprint(shards)
     if files["sha256"] != now["sha256"]:
         return None
-    keep_decoded(kept, tensors, now)
+    keep_decoded(cached, tensors, now)
     return tensors
 
 
-def keep_decoded(kept: Path, tensors: dict[str, Tensor], files: dict[str, list[Any]]) -> None:
+def keep_decoded(cached: Path, tensors: dict[str, Tensor], files: dict[str, list[Any]]) -> None:
     """Write the cache whole or not at all; a folder that cannot be written to costs time, not data."""
-    part = kept.with_name(f".{kept.name}.{os.getpid()}.part")
+    part = cached.with_name(f".{cached.name}.{os.getpid()}.part")
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
+        cached.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, part, {"files": json.dumps(files)})
-        os.replace(part, kept)
+        os.replace(part, cached)
     except (OSError, SafetensorError) as error:
         with suppress(OSError):
             part.unlink()
         warnings.warn(
-            f"decoded images could not be kept in {kept.parent} ({error}); "
+            f"decoded images could not be kept in {cached.parent} ({error}); "
             f"they will be decoded again at the next start: give a cache folder that can be written to",
             stacklevel=3,
         )

@@ -49,7 +49,7 @@ def _detect(
     model.fit(np.concatenate([train, train_outliers]), np.repeat([0, 1], [len(train), len(train_outliers)]))
     inside = -model.decision_function(test)
     separations = {name: Separation(inside, -model.decision_function(x)) for name, x in test_outliers.items()}
-    return tuple(Sharpness(name, one.auroc, one.fpr95) for name, one in separations.items())
+    return tuple(Sharpness(name, separation.auroc, separation.fpr95) for name, separation in separations.items())
 
 
 def sharpness_table(rows: Sequence[Sharpness]) -> list[str]:

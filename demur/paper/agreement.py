@@ -1,11 +1,11 @@
-"""Every figure that the paper prints beside what was measured: how many there are, and how many agree."""
+"""Every value that the paper prints beside what was measured: how many there are, and how many agree."""
 
 from collections.abc import Sequence
 
 import pandas as pd
 
 from demur.paper.grid import CONVENTIONS
-from demur.paper.published import TITLES, figures, measured_as
+from demur.paper.published import TITLES, measured_as, printed_values
 from demur.paper.views import own_view, place
 from demur.study.measuring import metric_name
 from demur.study.table import Measured
@@ -14,22 +14,22 @@ LIMIT = 0.04  # two values agree where they differ by no more
 
 
 def compare_printed(cells: Sequence[Measured]) -> pd.DataFrame:
-    """A line a printed figure: where it stands, its value, and ours in each convention, nan where there is none."""
+    """A line a printed value: where it stands, what it is, and ours in each convention, nan where there is none."""
     views = {convention: own_view(cells, convention) for convention in CONVENTIONS}
     lines = []
-    for one in figures():
-        at, metric = place(one.task, one.row.method, one.outliers), metric_name(one.metric, one.row.score)
-        looked_up = {name: view.look(at, measured_as(one), metric) for name, view in views.items()}
+    for entry in printed_values():
+        at, metric = place(entry.task, entry.row.method, entry.outliers), metric_name(entry.metric, entry.row.score)
+        looked_up = {name: view.look(at, measured_as(entry), metric) for name, view in views.items()}
         values = {name: known and known.value for name, known in looked_up.items()}
         collapsed = any(known is not None and known.collapsed for known in looked_up.values())
         lines.append(
             {
-                "table": one.table,
-                "task": one.task,
-                "set": one.set,
-                "metric": one.metric,
-                "method": one.row.label,
-                "printed": one.value,
+                "table": entry.table,
+                "task": entry.task,
+                "set": entry.set,
+                "metric": entry.metric,
+                "method": entry.row.label,
+                "printed": entry.value,
                 "collapsed": collapsed,
                 **values,
             }
@@ -49,7 +49,7 @@ def coverage(lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def agreement(lines: pd.DataFrame, convention: str) -> pd.DataFrame:
-    """By task and metric: how many figures are compared, and the fraction that agrees."""
+    """By task and metric: how many values are compared, and the fraction that agrees."""
     measured = lines[lines[convention].notna()]
     near = ((measured[convention] - measured["printed"]).abs().round(3) <= LIMIT).rename("agree")
     whole = pd.concat(

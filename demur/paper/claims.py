@@ -209,12 +209,12 @@ def cheap(task: str) -> Tests:
 @dataclass(frozen=True)
 class Claim:
     title: str
-    said: str  # by the paper, and where
+    statement: str  # by the paper, and where
     criterion: str  # what says yes
     studies: tuple[str, ...]  # that have its cells
     tasks: tuple[str, ...]
     of_task: Callable[[str], Tests]
-    is_printed: bool = True  # whether the paper has figures to test
+    is_printed: bool = True  # whether the paper prints values to test
 
     @property
     def tests(self) -> list[Test]:

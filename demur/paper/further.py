@@ -64,13 +64,13 @@ def validation(data: DataSource, store: Store) -> Inputs:
 
 def printed_letters(count: int, size: int) -> Tensor:
     """(count, 1, size, size) of uint8: white on black, in one font, of many sizes, more or less bold and upright."""
-    draw, images = np.random.default_rng(0), []
+    rng, images = np.random.default_rng(0), []
     for number in range(count):
         image = Image.new("L", (2 * size, 2 * size))
-        font = ImageFont.load_default(size=size * draw.uniform(1.1, 1.7))
-        letter, bold = LETTERS[number % len(LETTERS)], int(draw.integers(2))
+        font = ImageFont.load_default(size=size * rng.uniform(1.1, 1.7))
+        letter, bold = LETTERS[number % len(LETTERS)], int(rng.integers(2))
         ImageDraw.Draw(image).text((size, size), letter, 255, font, anchor="mm", stroke_width=bold)
-        turned = image.rotate(draw.uniform(-15, 15), Image.Resampling.BILINEAR)
+        turned = image.rotate(rng.uniform(-15, 15), Image.Resampling.BILINEAR)
         images.append(np.asarray(turned.resize((size, size), Image.Resampling.LANCZOS)))
     return torch.from_numpy(np.stack(images)).unsqueeze(1)
 

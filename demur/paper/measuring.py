@@ -38,8 +38,8 @@ def _left_out(result: Result) -> list[tuple[str, ...]]:
     """What means leave out: what the paper does, what was trained with, and any noise, so that methods which are shown
     no outliers can stand beside those which are shown noise."""
     noises = [name for name in result.ood if name in NOISE]
-    some = [some for count in range(len(noises) + 1) for some in combinations(noises, count)]
-    return list(dict.fromkeys((*some, trained_sets(result), LEFT_OUT.get(result.cell.task, ()))))
+    subsets = [subset for count in range(len(noises) + 1) for subset in combinations(noises, count)]
+    return list(dict.fromkeys((*subsets, trained_sets(result), LEFT_OUT.get(result.cell.task, ()))))
 
 
 def sets_to_average(task: str, sets: Iterable[str], left_out: Iterable[str]) -> list[str]:

@@ -1,6 +1,6 @@
-"""What the paper printed: its figures, and the rows and columns of its tables.
+"""What the paper printed: its values, and the rows and columns of its tables.
 
-tables.csv and cifar10c.csv hold the figures, in per cent, of the tables and of the dataset-shift plot in Kristiadi,
+tables.csv and cifar10c.csv hold the values, in per cent, of the tables and of the dataset-shift plot in Kristiadi,
 Hein and Hennig, "Being a Bit Frequentist Improves Bayesian Neural Networks" (AISTATS 2022): facts, cited from there.
 Here they are fractions, under the names that `demur.metrics` gives to the same quantities.
 """
@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Figure:
+class PrintedValue:
     """One printed number."""
 
     table: str  # its LaTeX label
@@ -62,10 +62,10 @@ def _set(task: str, printed: str) -> str:
 
 
 @cache
-def figures() -> tuple[Figure, ...]:
-    """All 2,789 figures of the paper's tables."""
+def printed_values() -> tuple[PrintedValue, ...]:
+    """All 2,789 values in the paper's tables."""
     return tuple(
-        Figure(
+        PrintedValue(
             line.table,
             line.outlier_training,
             line.in_data,
@@ -82,15 +82,15 @@ def figures() -> tuple[Figure, ...]:
 
 
 @cache
-def shift_figures() -> pd.DataFrame:
+def shift_values() -> pd.DataFrame:
     """The points behind the dataset-shift plot: every method on CIFAR-10 under 19 corruptions of 5 severities."""
     return _read("cifar10c.csv").astype({"severity": int})
 
 
 def shift_by_severity(metric: str = "ece_published") -> dict[str, dict[int, list[float]]]:
-    """Method to severity to the figures of all corruptions: what the shift plot draws."""
+    """Method to severity to the values of all corruptions: what the shift plot draws."""
     by_method: dict[str, dict[int, list[float]]] = {}
-    points = shift_figures().query("metric == @metric")
+    points = shift_values().query("metric == @metric")
     for (method, severity), values in points.groupby(["method", "severity"], sort=False)["value"]:
         by_method.setdefault(method, {})[severity] = list(values)
     return by_method
@@ -122,24 +122,24 @@ TITLES: Mapping[str, str] = MappingProxyType(  # by the LaTeX label, in the orde
 BY_TASK = ("mmc", "fpr95", "auroc", "auprc", "fpr95_noise_more", "fpr95_nlp_detailed", "ood_aux_more")  # the long ones
 
 
-def published_tables() -> Mapping[str, tuple[str, tuple[Figure, ...]]]:
-    """By name: a title, and figures; a long table a task at a time."""
-    parts: dict[str, tuple[str, list[Figure]]] = {}
-    everything = (*figures(), *_shift_means())
-    for one in sorted(everything, key=lambda one: [*TITLES].index(one.table)):
-        part = f"{one.table}-{one.task}" if one.table in BY_TASK else one.table
-        title = TITLES[one.table] + f", {one.task}" * (one.table in (*BY_TASK, SHIFT_LABEL))
-        parts.setdefault(part, (title, []))[1].append(one)
-    return {name: (title, tuple(some)) for name, (title, some) in parts.items()}
+def published_tables() -> Mapping[str, tuple[str, tuple[PrintedValue, ...]]]:
+    """By name: a title, and values; a long table a task at a time."""
+    parts: dict[str, tuple[str, list[PrintedValue]]] = {}
+    everything = (*printed_values(), *_shift_means())
+    for entry in sorted(everything, key=lambda entry: [*TITLES].index(entry.table)):
+        part = f"{entry.table}-{entry.task}" if entry.table in BY_TASK else entry.table
+        title = TITLES[entry.table] + f", {entry.task}" * (entry.table in (*BY_TASK, SHIFT_LABEL))
+        parts.setdefault(part, (title, []))[1].append(entry)
+    return {name: (title, tuple(entries)) for name, (title, entries) in parts.items()}
 
 
-def _shift_means() -> Iterator[Figure]:
+def _shift_means() -> Iterator[PrintedValue]:
     """The dataset-shift plot as a table: means over the corruptions of a severity."""
     for metric in ("accuracy_with_none", "ece_published"):
         for method, by_severity in shift_by_severity(metric).items():
             for severity, values in by_severity.items():
                 place = SHIFT_LABEL, "imagenet32", "cifar10", SHIFT_SETS[severity], Row(method), metric
-                yield Figure(*place, sum(values) / len(values))
+                yield PrintedValue(*place, sum(values) / len(values))
 
 
 DEFAULT_OUTLIERS = {**dict.fromkeys(IMAGES, "imagenet32"), **dict.fromkeys(TEXTS, "wikitext2")}
@@ -172,6 +172,6 @@ def mean_but(*left_out: str) -> str:
     return "_".join((MEAN, "but", *sorted(left_out))) if left_out else MEAN
 
 
-def measured_as(figure: Figure) -> str:
+def measured_as(entry: PrintedValue) -> str:
     """What our value of it is of: the paper's means of CIFAR-100 leave SVHN out."""
-    return mean_but(*LEFT_OUT.get(figure.task, ())) if figure.set == MEAN else figure.set
+    return mean_but(*LEFT_OUT.get(entry.task, ())) if entry.set == MEAN else entry.set

@@ -43,7 +43,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Validated:
-    """A candidate's figures on validation data, by task; nan where it is not there but others are."""
+    """A candidate's values on validation data, by task; nan where it is not there but others are."""
 
     candidate: Candidate
     fpr95: Mapping[str, float]
@@ -81,14 +81,14 @@ def validate(view: View, tasks: Iterable[str] = TASKS) -> list[Validated]:
     measured = {cell for cell in STUDY if view.seeds(cell)}
     tasks = [task for task in tasks if any(cell.task == task for cell in measured)]
 
-    def figures(made: tuple[str, str | None], name: str, metric: str) -> dict[str, float]:
-        by_task = {task: BY_TASK[task][made] for task in tasks}
+    def values_on(pair: tuple[str, str | None], name: str, metric: str) -> dict[str, float]:
+        by_task = {task: BY_TASK[task][pair] for task in tasks}
         return {
             task: view.of(cell, name, metric).value if cell in measured else math.nan for task, cell in by_task.items()
         }
 
-    candidates = [made for made in CANDIDATES if any(BY_TASK[task][made] in measured for task in tasks)]
-    accuracy = {made: figures(made, VALIDATION, "accuracy") for made in candidates}
+    candidates = [pair for pair in CANDIDATES if any(BY_TASK[task][pair] in measured for task in tasks)]
+    accuracy = {pair: values_on(pair, VALIDATION, "accuracy") for pair in candidates}
     best = {task: float(np.nanmax([each[task] for each in accuracy.values()])) for task in tasks}
     validated = []
     for candidate in candidates:
@@ -98,7 +98,7 @@ def validate(view: View, tasks: Iterable[str] = TASKS) -> list[Validated]:
             for task, value in accuracy[candidate].items()
         )
         for score in scores_of(candidate[0]):
-            fpr95 = figures(candidate, PRINTED, metric_name("fpr95", score))
+            fpr95 = values_on(candidate, PRINTED, metric_name("fpr95", score))
             validated.append(Validated(Candidate(*candidate, score), fpr95, accuracy[candidate], accurate))
     return sorted(validated, key=lambda one: (math.inf if math.isnan(one.mean) else one.mean, one.preference))
 
@@ -172,7 +172,7 @@ def measure(
 
 
 def compare_to_printed(one: Known, printed: Known) -> str:
-    """By the interval of our figure, less being better."""
+    """By the interval of our value, less being better."""
     difference = one.value - printed.value
     return "level" if abs(difference) <= one.half else "ahead" if difference < 0 else "behind"
 

@@ -34,12 +34,12 @@ ASSUMED = {"accuracy": 0.01, "accuracy_with_none": 0.01, "ece": 0.01, "ece_publi
 ASSUMED_OTHERWISE = 0.03
 
 
-def assume_spread(found: Spread, metric: str) -> Spread:
+def assume_spread(measured: Spread, metric: str) -> Spread:
     """The degrees of freedom that a spread lacks to `WORTH` are those of an assumed one."""
-    if found.freedom >= WORTH:
-        return found
+    if measured.freedom >= WORTH:
+        return measured
     assumed = ASSUMED.get(metric, ASSUMED_OTHERWISE) ** 2
-    variance = (found.freedom * found.variance + (WORTH - found.freedom) * assumed) / WORTH
+    variance = (measured.freedom * measured.variance + (WORTH - measured.freedom) * assumed) / WORTH
     return Spread(variance, WORTH, assumed=True)
 
 

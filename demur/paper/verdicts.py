@@ -23,7 +23,7 @@ WAITING = "waiting"
 
 
 @dataclass(frozen=True)
-class Made:
+class Finding:
     """A test that could be made: its two values, and what it says."""
 
     test: Test
@@ -39,41 +39,41 @@ class Made:
 class Verdict:
     """A claim in one view."""
 
-    made: tuple[Made, ...]
+    findings: tuple[Finding, ...]
     asked: int  # how many tests there would be that count
 
     @property
     def text(self) -> str:
-        outcomes = [one.outcome for one in self.made if one.test.counts]
+        outcomes = [finding.outcome for finding in self.findings if finding.test.counts]
         if not outcomes:
             return WAITING
         unclear, waiting = outcomes.count(UNCLEAR), self.asked - len(outcomes)
-        ties = sum(one.tie and one.outcome == YES for one in self.made if one.test.counts)
-        said = [f"{outcomes.count(YES)} of {len(outcomes)} tests"] + [f"{ties} of them ties"] * bool(ties)
-        said += [f"{unclear} unclear"] * bool(unclear) + [f"{waiting} more wait"] * bool(waiting)
-        return f"{VERDICTS[combine_outcomes(outcomes)]} ({', '.join(said)})" + "†" * self.assumed
+        ties = sum(finding.tie and finding.outcome == YES for finding in self.findings if finding.test.counts)
+        counts = [f"{outcomes.count(YES)} of {len(outcomes)} tests"] + [f"{ties} of them ties"] * bool(ties)
+        counts += [f"{unclear} unclear"] * bool(unclear) + [f"{waiting} more wait"] * bool(waiting)
+        return f"{VERDICTS[combine_outcomes(outcomes)]} ({', '.join(counts)})" + "†" * self.assumed
 
     @property
     def assumed(self) -> bool:
         """Whether tests count for which the spread of training is assumed."""
-        return any(one.test.counts and one.assumed for one in self.made)
+        return any(finding.test.counts and finding.assumed for finding in self.findings)
 
     @property
     def seeds(self) -> Mapping[str, tuple[int, int]]:
         """The fewest and the most that tests of a task had."""
         counts: dict[str, list[int]] = {}
-        for one in self.made:
-            if len(one.test.tasks) == 1 and one.seeds:
-                counts.setdefault(one.test.tasks[0], []).append(one.seeds)
+        for finding in self.findings:
+            if len(finding.test.tasks) == 1 and finding.seeds:
+                counts.setdefault(finding.test.tasks[0], []).append(finding.seeds)
         return {task: (min(each), max(each)) for task, each in counts.items()}
 
 
 def examine(claim: Claim, view: View) -> Verdict:
-    results = tuple(found for test in claim.tests if (found := run_test(test, view)) is not None)
+    results = tuple(finding for test in claim.tests if (finding := run_test(test, view)) is not None)
     return Verdict(results, sum(test.counts for test in claim.tests))
 
 
-def run_test(test: Test, view: View) -> Made | None:
+def run_test(test: Test, view: View) -> Finding | None:
     """The test's outcome; None where a side of it is not there."""
     of = QUANTITIES[test.quantity]
     both = [[of(view, task, *side) for side in test.sides] for task in test.tasks]
@@ -91,7 +91,7 @@ def run_test(test: Test, view: View) -> Made | None:
         outcome = UNCLEAR  # what does not tell classes apart does not tell what training costs
     one, other = (side[0] if len(side) == 1 else mean_over_tasks(side) for side in (ones, others))
     tie = test.rule == "not above" and apart.half > 0 and abs(apart.value) <= apart.half
-    return Made(test, one, other, outcome, tie, apart.seeds, apart.assumed)
+    return Finding(test, one, other, outcome, tie, apart.seeds, apart.assumed)
 
 
 def mean_over_tasks(parts: Sequence[Known]) -> Known:

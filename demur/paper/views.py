@@ -14,10 +14,10 @@ from demur.paper.published import (
     OOD_SETS,
     SHIFT_SETS,
     Row,
-    figures,
     is_plain,
     mean_but,
     outliers_of,
+    printed_values,
     shift_by_severity,
 )
 from demur.paper.statistics import Known, Spread, assume_spread, mean_of, pool_spread
@@ -49,20 +49,20 @@ def place(task: str, method: str, outliers: str) -> Place:
 def by_place(cells: Iterable[Measured]) -> dict[Place, dict[int, Measured]]:
     """By seed, in order; of plain methods that were asked for with several outliers, the usual ones' cell wins."""
     cells_by_place: dict[Place, dict[int, Measured]] = {}
-    for one in sorted(cells, key=lambda one: (one.cell.outliers is None, one.cell.seed)):
-        cells_by_place.setdefault(place(one.cell.task, one.cell.method, outliers_of(one.cell)), {})[one.cell.seed] = one
+    for run in sorted(cells, key=lambda run: (run.cell.outliers is None, run.cell.seed)):
+        cells_by_place.setdefault(place(run.cell.task, run.cell.method, outliers_of(run.cell)), {})[run.cell.seed] = run
     return {key: dict(sorted(runs.items())) for key, runs in cells_by_place.items()}
 
 
 def mean_over_seeds(runs: Mapping[int, Measured], where: str, metric: str, spread: Spread) -> Known | None:
     """Of those runs that have it; None where none has."""
-    values = {seed: value for seed, one in runs.items() if (value := one.value(where, metric)) is not None}
+    values = {seed: value for seed, run in runs.items() if (value := run.value(where, metric)) is not None}
     if not values:
         return None
     ends = [(value.low, value.high) for value in values.values() if value.low is not None and value.high is not None]
     low, high = np.mean(ends, axis=0).tolist() if ends else (math.nan, math.nan)
     by_seed = {seed: value.value for seed, value in values.items()}
-    collapsed = any(one.collapsed for one in runs.values())
+    collapsed = any(run.collapsed for run in runs.values())
     return Known(float(np.mean([*by_seed.values()])), low, high, by_seed, spread, collapsed)
 
 
@@ -112,33 +112,33 @@ def own_view(
     The spread of training is that of both conventions, over all cells there are: `everyone`, where `cells` are some.
     """
 
-    def in_question(some: Sequence[Measured]) -> list[Measured]:
-        return [one for one in some if (one.cell.epochs, one.cell.limit) == (epochs, limit)]
+    def in_question(measured: Sequence[Measured]) -> list[Measured]:
+        return [run for run in measured if (run.cell.epochs, run.cell.limit) == (epochs, limit)]
 
     whole = in_question(everyone or cells)
-    kinds = {one.cell.convention for one in whole}
-    by_convention = {kind: by_place(one for one in whole if one.cell.convention == kind) for kind in kinds}
-    places = by_place(one for one in in_question(cells) if one.cell.convention == convention)
+    kinds = {run.cell.convention for run in whole}
+    by_convention = {kind: by_place(run for run in whole if run.cell.convention == kind) for kind in kinds}
+    places = by_place(run for run in in_question(cells) if run.cell.convention == convention)
 
     @cache
     def spread(task: str, where: str, metric: str) -> Spread:
-        found = pool_spread(
-            [value.value for one in runs.values() if (value := one.value(where, metric)) and not one.collapsed]
+        pooled = pool_spread(
+            [value.value for run in runs.values() if (value := run.value(where, metric)) and not run.collapsed]
             for places in by_convention.values()
             for (of_task, _, _), runs in places.items()
             if of_task == task
         )
-        return assume_spread(found, metric)
+        return assume_spread(pooled, metric)
 
     def look(at: Place, where: str, metric: str) -> Known | None:
         return mean_over_seeds(places[at], where, metric, spread(at[0], where, metric)) if at in places else None
 
     def seeds(cell: Cell) -> int:
         runs = places.get(place(cell.task, cell.method, outliers_of(cell)), {}).values()
-        return sum({*cell.further} <= {*one.cell.further} for one in runs)
+        return sum({*cell.further} <= {*run.cell.further} for run in runs)
 
     def seconds(at: Place) -> dict[int, float]:
-        return {seed: one.record.seconds["fit"] for seed, one in places.get(at, {}).items() if one.record.jobs == 1}
+        return {seed: run.record.seconds["fit"] for seed, run in places.get(at, {}).items() if run.record.jobs == 1}
 
     return View(convention, look, seeds, seconds)
 
@@ -146,14 +146,14 @@ def own_view(
 def match_seeds(cells: Sequence[Measured], compared: Iterable[Cell]) -> list[Measured]:
     """The cells of those training seeds that all of the compared have, of those that are there, task by task."""
     seeds_by_cell: dict[Cell, set[int]] = {}
-    for one in cells:
-        seeds_by_cell.setdefault(replace(one.cell, seed=0, further=()), set()).add(one.cell.seed)
+    for run in cells:
+        seeds_by_cell.setdefault(replace(run.cell, seed=0, further=()), set()).add(run.cell.seed)
     common: dict[tuple[str, str], set[int]] = {}
     for cell in compared:
         if seeds := seeds_by_cell.get(replace(cell, seed=0, further=())):
             where = cell.task, cell.convention
             common[where] = common.get(where, seeds) & seeds
-    return [one for one in cells if one.cell.seed in common.get((one.cell.task, one.cell.convention), {one.cell.seed})]
+    return [run for run in cells if run.cell.seed in common.get((run.cell.task, run.cell.convention), {run.cell.seed})]
 
 
 # the paper's --------------------------------------------------------------------------------------------------------
@@ -184,9 +184,9 @@ def _names(task: str, where: str) -> list[str]:
     left_out = LEFT_OUT.get(task, ())
     if where == mean_but(*left_out):
         return [MEAN]
-    for some in ((NOISE,), (LUCK,), (NOISE, LUCK)):
-        if where in (mean_but(*some), mean_but(*some, *left_out)):
-            return [name for name in OOD_SETS.get(task, ()) if name not in (*some, *left_out)]
+    for noises in ((NOISE,), (LUCK,), (NOISE, LUCK)):
+        if where in (mean_but(*noises), mean_but(*noises, *left_out)):
+            return [name for name in OOD_SETS.get(task, ()) if name not in (*noises, *left_out)]
     return [where]
 
 
@@ -194,9 +194,9 @@ def _names(task: str, where: str) -> list[str]:
 def _printed_values() -> Mapping[tuple[str, str, str, str, str], float]:
     """By outliers, task, set, method and metric."""
     tables = {
-        (one.outliers, one.task, one.set, one.row.method, one.metric): one.value
-        for one in figures()
-        if one.row.score == "max_prob"
+        (entry.outliers, entry.task, entry.set, entry.row.method, entry.metric): entry.value
+        for entry in printed_values()
+        if entry.row.score == "max_prob"
     }
     shift = {
         ("imagenet32", "cifar10", SHIFT_SETS[severity], method, metric): float(np.mean(values))
@@ -224,7 +224,7 @@ def best_printed(task: str, score: str, sets: Collection[str]) -> tuple[Row, Kno
 def _printed_sets() -> Mapping[tuple[str, Row], Mapping[str, float]]:
     """FPR95 by task and row, then by set; trained with the task's usual outliers."""
     values: dict[tuple[str, Row], dict[str, float]] = {}
-    for one in figures():
-        if one.metric == "fpr95" and one.set != MEAN and one.outliers == DEFAULT_OUTLIERS[one.task]:
-            values.setdefault((one.task, one.row), {})[one.set] = one.value
+    for entry in printed_values():
+        if entry.metric == "fpr95" and entry.set != MEAN and entry.outliers == DEFAULT_OUTLIERS[entry.task]:
+            values.setdefault((entry.task, entry.row), {})[entry.set] = entry.value
     return values

@@ -96,8 +96,8 @@ class Wanted:
 
 def tables(cells: Sequence[Measured]) -> list[Sheet]:
     """One of our own for each task, then the paper's, of the tasks that were measured."""
-    kinds = sorted({kind_of(one.cell) for one in cells}, key=lambda kind: kind.order)
-    by_kind = {kind: [one for one in cells if kind_of(one.cell) == kind] for kind in kinds}
+    kinds = sorted({kind_of(run.cell) for run in cells}, key=lambda kind: kind.order)
+    by_kind = {kind: [run for run in cells if kind_of(run.cell) == kind] for kind in kinds}
     wanted = [(table, kind) for kind in kinds for table in _own_tables(by_kind[kind])]
     wanted += [(table, kind) for table in _paper_tables() for kind in kinds]
     filled = (_fill(table, kind, by_kind[kind], own_view(cells, *kind)) for table, kind in wanted)
@@ -105,25 +105,28 @@ def tables(cells: Sequence[Measured]) -> list[Sheet]:
 
 
 def _paper_tables() -> Iterator[Wanted]:
-    for name, (title, figures) in published.published_tables().items():
-        printed = {(one.row, Column(one.task, published.measured_as(one), one.metric)): one.value for one in figures}
+    for name, (title, entries) in published.published_tables().items():
+        printed = {
+            (entry.row, Column(entry.task, published.measured_as(entry), entry.metric)): entry.value
+            for entry in entries
+        }
         rows, columns = (tuple(dict.fromkeys(side)) for side in zip(*printed, strict=True))
-        yield Wanted(name, title, figures[0].outliers, rows, columns, printed)
+        yield Wanted(name, title, entries[0].outliers, rows, columns, printed)
 
 
 def _own_tables(cells: Sequence[Measured]) -> Iterator[Wanted]:
     """A task's every method, in the corrected metrics, on every OOD set."""
-    for task, outliers in sorted({(one.cell.task, outliers_of(one.cell)) for one in cells}):
-        of_task = [one for one in cells if one.cell.task == task]
-        here = [one for one in of_task if is_plain(one.cell.method) or outliers_of(one.cell) == outliers]
-        sets = tuple(dict.fromkeys(name for one in here for name in one.sets))
+    for task, outliers in sorted({(run.cell.task, outliers_of(run.cell)) for run in cells}):
+        of_task = [run for run in cells if run.cell.task == task]
+        here = [run for run in of_task if is_plain(run.cell.method) or outliers_of(run.cell) == outliers]
+        sets = tuple(dict.fromkeys(name for run in here for name in run.sets))
         seen = [name for name in sets_of(outliers) if name in sets]
         columns = [(TEST, "accuracy"), (TEST, "ece"), (mean_but(*seen), "fpr95"), *((name, "fpr95") for name in sets)]
         special = unusual(task, outliers)
         rows = {
-            Row(one.cell.method, score)
-            for one in here
-            for score in ("max_prob", *["none"] * any(metric == "none_fpr95" for _, metric in one.values))
+            Row(run.cell.method, score)
+            for run in here
+            for score in ("max_prob", *["none"] * any(metric == "none_fpr95" for _, metric in run.values))
         }
         yield Wanted(
             "-".join(filter(None, ("measured", task, special))),
@@ -138,20 +141,20 @@ def _fill(table: Wanted, kind: Kind, cells: Sequence[Measured], view: View) -> S
     """With what was measured; None where nothing was."""
     # a method that is shown no outliers fits every table, but is no reason to show those trained with others
     asked = {row.method for row in table.rows}
-    done = {one.cell.task for one in cells if one.cell.method in asked and outliers_of(one.cell) == table.outliers}
+    done = {run.cell.task for run in cells if run.cell.method in asked and outliers_of(run.cell) == table.outliers}
     columns = [column for column in table.columns if column.task in done]
     runs = by_place(cells)
 
     def known(row: Row, column: Column) -> Known | None:
         at, metric = place(column.task, row.method, table.outliers), metric_name(column.metric, row.score)
-        whole = all(one.value(column.set, metric) for one in runs.get(at, {}).values())
+        whole = all(run.value(column.set, metric) for run in runs.get(at, {}).values())
         return view.look(at, column.set, metric) if whole else None
 
     values = {(row, column): known(row, column) for row in table.rows for column in columns}
     if not any(values.values()):
         return None
     tasks = dict.fromkeys(column.task for column in columns)
-    lacking = {one.cell.task for one in cells if one.record.missing}
+    lacking = {run.cell.task for run in cells if run.record.missing}
     rows: list[list[Text]] = []
     ruled = []
     for group in table.groups:
@@ -171,7 +174,7 @@ def _fill(table: Wanted, kind: Kind, cells: Sequence[Measured], view: View) -> S
     here = {
         at: runs[at] for row in table.rows for task in tasks if (at := place(task, row.method, table.outliers)) in runs
     }
-    notes = _notes(table, columns, [one for one in values.values() if one is not None], here)
+    notes = _notes(table, columns, [value for value in values.values() if value is not None], here)
     name = "-".join(filter(None, (table.name, kind.slug)))
     head = ["method", *_headings(columns)]
     return Sheet(head, rows, 1, f"{table.title}; {kind.title}", tuple(notes), name, ruled)
@@ -235,18 +238,18 @@ def _notes(
     for column in columns:
         if column.set.startswith(f"{MEAN}_"):
             yield f"The mean of {column.task} is {column.set.replace('_', ' ')}"
-    cells = [one for of_place in runs.values() for one in of_place.values()]
+    cells = [run for of_place in runs.values() for run in of_place.values()]
     yield from dict.fromkeys(
-        f"{one.cell.task}: {name} {note}" for one in cells for name, note in one.record.notes.items()
+        f"{run.cell.task}: {name} {note}" for run in cells for name, note in run.record.notes.items()
     )
-    if missing := sorted({f"{one.cell.task}: {name}" for one in cells for name in one.record.missing}):
+    if missing := sorted({f"{run.cell.task}: {name}" for run in cells for name in run.record.missing}):
         yield f"† A mean over those of its sets that were measured; the data is missing of {', '.join(missing)}"
-    seeds = sorted({len(one.by_seed) for one in known})
+    seeds = sorted({len(value.by_seed) for value in known})
     if seeds[-1] > 1:
         yield f"Means of {' or '.join(map(str, seeds))} training seeds"
-    if any(one.spread.assumed for one in known):
+    if any(value.spread.assumed for value in known):
         yield "The spread of training is assumed, at least in part, where fewer than four networks more tell it"
-    if any(one.collapsed for one in known):
+    if any(value.collapsed for value in known):
         yield "‡ Collapsed: no more accurate than always answering the most frequent class; never best"
     yield from _outdated_notes(cells, {column.set for column in columns})
     yield from _on_other_data(cells, columns)
@@ -255,10 +258,10 @@ def _notes(
 def _outdated_notes(cells: Sequence[Measured], sets: Collection[str]) -> Iterator[str]:
     """What was measured otherwise than it would be now, and which rows it concerns."""
     rows: dict[str, dict[str, None]] = {}
-    for one in cells:
-        for reason in outdated_reasons(one, sets):
-            rows.setdefault(reason, {})[one.cell.method] = None
-    every = {one.cell.method for one in cells}
+    for run in cells:
+        for reason in outdated_reasons(run, sets):
+            rows.setdefault(reason, {})[run.cell.method] = None
+    every = {run.cell.method for run in cells}
     for reason, methods in rows.items():
         yield f"Older cells: {reason} ({'all rows' if methods.keys() == every else ', '.join(methods)})"
 
@@ -266,16 +269,16 @@ def _outdated_notes(cells: Sequence[Measured], sets: Collection[str]) -> Iterato
 def _on_other_data(cells: Sequence[Measured], columns: Sequence[Column]) -> Iterator[str]:
     """Sets that are not the same in all rows, or of which that cannot be known."""
     for task in dict.fromkeys(column.task for column in columns):
-        of_task = [one for one in cells if one.cell.task == task]
+        of_task = [run for run in cells if run.cell.task == task]
         means = any(column.set.startswith(MEAN) for column in columns if column.task == task)
         asked = dict.fromkeys([TEST, *(column.set for column in columns if column.task == task)])
         asked |= dict.fromkeys(OOD_SETS.get(task, ()) if means else ())
         alike: dict[tuple[str, ...], list[str]] = {}
         for name in dict.fromkeys(each for wanted in asked for each in (wanted, STAND_INS.get(wanted)) if each):
             by_digest: dict[str | None, dict[str, None]] = {}
-            for one in of_task:
-                if name == TEST or name in one.sets or (name, "accuracy") in one.values:
-                    by_digest.setdefault(one.data(name), {})[one.cell.method] = None
+            for run in of_task:
+                if name == TEST or name in run.sets or (name, "accuracy") in run.values:
+                    by_digest.setdefault(run.data(name), {})[run.cell.method] = None
             if len(by_digest) > 1:
                 rows = [f"{', '.join(rows)}{' (not recorded)' * (key is None)}" for key, rows in by_digest.items()]
                 alike.setdefault(tuple(rows), []).append(name)

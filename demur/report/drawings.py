@@ -7,7 +7,7 @@ import numpy as np
 from demur.methods import method_rank
 from demur.metrics import METRICS
 from demur.paper.further import shift_set_name
-from demur.paper.published import figures, outliers_of, shift_by_severity
+from demur.paper.published import outliers_of, printed_values, shift_by_severity
 from demur.report.compare import Kind, kind_of, unusual
 from demur.report.figures import (
     FIGURE_1,
@@ -39,9 +39,9 @@ Groups = Mapping[tuple[Kind, str, str], Mapping[str, Sequence[Measured]]]  # by 
 def _group_cells(cells: Sequence[Measured]) -> Groups:
     """What can stand in one figure, methods and seeds in order."""
     groups: dict[tuple[Kind, str, str], dict[str, list[Measured]]] = {}
-    for one in sorted(cells, key=lambda one: (method_rank(one.cell.method), one.cell.seed)):
-        place = kind_of(one.cell), one.cell.task, outliers_of(one.cell)
-        groups.setdefault(place, {}).setdefault(one.cell.method, []).append(one)
+    for run in sorted(cells, key=lambda run: (method_rank(run.cell.method), run.cell.seed)):
+        place = kind_of(run.cell), run.cell.task, outliers_of(run.cell)
+        groups.setdefault(place, {}).setdefault(run.cell.method, []).append(run)
     return {place: groups[place] for place in sorted(groups, key=lambda place: (place[0].order, *place[1:]))}
 
 
@@ -50,7 +50,7 @@ def _rename_labels(*parts: str) -> str:
 
 
 def _mean(cells: Sequence[Measured], name: str, metric: str) -> float:
-    return float(np.mean([one.values[name, metric].value for one in cells]))
+    return float(np.mean([run.values[name, metric].value for run in cells]))
 
 
 def from_values(cells: Sequence[Measured]) -> Iterator[Drawing]:
@@ -58,16 +58,16 @@ def from_values(cells: Sequence[Measured]) -> Iterator[Drawing]:
     groups = _group_cells(cells)
     yield from _noise(groups)
     for (kind, task, outliers), by_method in groups.items():
-        shifting = {method: [one for one in ones if "shift" in one.cell.further] for method, ones in by_method.items()}
-        collapsed = [method for method, ones in shifting.items() if any(one.collapsed for one in ones)]
-        shifting = {method: ones for method, ones in shifting.items() if ones and method not in collapsed}
+        shifting = {method: [run for run in runs if "shift" in run.cell.further] for method, runs in by_method.items()}
+        collapsed = [method for method, runs in shifting.items() if any(run.collapsed for run in runs)]
+        shifting = {method: runs for method, runs in shifting.items() if runs and method not in collapsed}
         for metric, theirs in SHIFT_METRICS.items() if shifting else ():
             measured = {
                 method: {
-                    severity: [_mean(ones, shift_set_name(corruption, severity), metric) for corruption in CORRUPTIONS]
+                    severity: [_mean(runs, shift_set_name(corruption, severity), metric) for corruption in CORRUPTIONS]
                     for severity in SEVERITIES
                 }
-                for method, ones in shifting.items()
+                for method, runs in shifting.items()
             }
             label = METRICS[metric].title
             caption = f"{task} under shift: {label} by severity, a box over the {len(CORRUPTIONS)} corruptions"
@@ -78,9 +78,9 @@ def from_values(cells: Sequence[Measured]) -> Iterator[Drawing]:
 
 def _noise(groups: Groups) -> Iterator[Drawing]:
     printed: dict[str, dict[str, float]] = {}
-    for one in figures():
-        if (one.table, one.set, one.row.score) == ("mmc", "uniform", "max_prob"):
-            printed.setdefault(one.task, {})[one.row.method] = one.value
+    for entry in printed_values():
+        if (entry.table, entry.set, entry.row.score) == ("mmc", "uniform", "max_prob"):
+            printed.setdefault(entry.task, {})[entry.row.method] = entry.value
     for kind in dict.fromkeys(kind for kind, _, _ in groups):
         measured = {
             task: {method: _mean(by_method[method], "uniform", "mmc") for method in by_method if method in FIGURE_1}
@@ -94,16 +94,18 @@ def _noise(groups: Groups) -> Iterator[Drawing]:
 
 def from_predictions(cells: Sequence[Measured]) -> Iterator[Drawing]:
     """Those that need predictions, where they are at hand; of several seeds the first is drawn."""
-    for (kind, task, outliers), by_method in _group_cells([one for one in cells if one.folder]).items():
-        firsts = (ones[0] for ones in by_method.values())
+    for (kind, task, outliers), by_method in _group_cells([run for run in cells if run.folder]).items():
+        firsts = (runs[0] for runs in by_method.values())
         results = [read_result(first.folder, first.cell) for first in firsts if first.folder]
         special = unusual(task, outliers)
         slug = _rename_labels(task, special, kind.slug)
-        if planes := {one.cell.method: one.further["plane"].sets for one in results if "plane" in one.further}:
+        if planes := {
+            result.cell.method: result.further["plane"].sets for result in results if "plane" in result.further
+        }:
             caption = f"Confidence in the plane, the paper's toy figure; {kind.title}"
             yield Drawing(f"toy-{slug}", caption, draw_planes(planes))
         trained = f", trained with {outliers}" * bool(special)
-        with_outliers = [one for one in results if one.ood]
+        with_outliers = [result for result in results if result.ood]
         for name, (caption, draw) in OF_PREDICTIONS.items():
             if shown := results if name == "reliability" else with_outliers:
                 yield Drawing(f"{name}-{slug}", f"{task}{trained}. {caption}; {kind.title}", draw(shown))

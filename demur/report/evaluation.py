@@ -66,7 +66,7 @@ def tables(evaluation: Evaluation) -> list[Sheet]:
     head = [f"{metric.title} (%)" if metric.percent else metric.title for metric in metrics]
     shown = [per_cent(value) if metric.percent else f"{value:.3f}" for metric, value in metrics.items()]
     accepted = (evaluation.accuracy_of_accepted, evaluation.ece_of_accepted, evaluation.risk["aurc"])
-    made = [
+    sheets = [
         titled_sheet(
             "Inliers",
             ("inputs", *head, "accuracy of accepted (%)", "ECE of accepted (%)", "AURC (%)"),
@@ -87,7 +87,7 @@ def tables(evaluation: Evaluation) -> list[Sheet]:
         ),
     ]
     if evaluation.ood:
-        made.append(
+        sheets.append(
             titled_sheet(
                 "Outliers by score, per cent",
                 ("set", "score", "FPR95", "AUROC", "AUPR"),
@@ -102,19 +102,19 @@ def tables(evaluation: Evaluation) -> list[Sheet]:
                 "average precision, inliers being what is looked for.",
             )
         )
-    return made
+    return sheets
 
 
 def further_tables(evaluation: Evaluation) -> list[Sheet]:
     """What only a page has room for."""
-    made = [confusion(evaluation) if len(evaluation.classes) <= MOST_CLASSES else mistakes(evaluation)]
+    sheets = [confusion(evaluation) if len(evaluation.classes) <= MOST_CLASSES else mistakes(evaluation)]
     worst = sorted(evaluation.by_class.items(), key=lambda item: item[1]["accuracy"])
     left_out = len(worst) - CLASSES
     note = (
         "Of each class's inliers: how many get the right label when all are answered, how many are accepted, and "
         "how many of these are right. Precision: of what is accepted as this class, how much is."
     )
-    made.append(
+    sheets.append(
         titled_sheet(
             "Classes, per cent",
             ("class", "inputs", "accuracy", "accepted", "accuracy of accepted", "precision of accepted"),
@@ -123,7 +123,7 @@ def further_tables(evaluation: Evaluation) -> list[Sheet]:
         )
     )
     if sets := evaluation.sets:
-        made.append(
+        sheets.append(
             titled_sheet(
                 "Prediction sets",
                 ("inliers", "label is in the set (%)", "labels in a set"),
@@ -139,7 +139,7 @@ def further_tables(evaluation: Evaluation) -> list[Sheet]:
                 "every class.",
             )
         )
-    return made
+    return sheets
 
 
 def confusion(evaluation: Evaluation) -> Sheet:
@@ -183,15 +183,15 @@ def sheet(evaluation: Evaluation) -> Group:
 
 def galleries(evaluation: Evaluation) -> dict[str, tuple[str, list[Card]]]:
     """By title, a note and single inputs."""
-    made = {
+    by_title = {
         f"Accepted outliers: {name}": ("Those that look most like inliers, by their score.", cards(examples))
         for name, examples in evaluation.accepted.items()
         if examples
     }
     if evaluation.abstained:
         note = "Those that look most like outliers, by their score. Is something wrong with them?"
-        made["Inliers abstained on"] = (note, cards(evaluation.abstained))
-    return made
+        by_title["Inliers abstained on"] = (note, cards(evaluation.abstained))
+    return by_title
 
 
 # figures ------------------------------------------------------------------------------------------------------------
@@ -219,12 +219,12 @@ def draw(evaluation: Evaluation) -> Iterator[Drawing]:
 
 
 def draw_reliability(evaluation: Evaluation) -> Figure:
-    some = evaluation.accepts
+    accepts = evaluation.accepts
     with one_column_wide(height=1.9) as figure:
         axes = figure.subplots(1, 2, sharex=True, sharey=True)
-        drawn = {"all inliers": np.ones_like(some), "accepted": some}
+        subsets = {"all inliers": np.ones_like(accepts), "accepted": accepts}
         for axis, (name, chosen), value in zip(
-            axes, drawn.items(), (evaluation.metrics["ece"], evaluation.ece_of_accepted), strict=True
+            axes, subsets.items(), (evaluation.metrics["ece"], evaluation.ece_of_accepted), strict=True
         ):
             if chosen.any():
                 bars_by_confidence(axis, evaluation.sure[chosen], evaluation.right[chosen])

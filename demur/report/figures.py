@@ -157,8 +157,8 @@ def draw_shift(measured: BySeverity, published: BySeverity, label: str) -> Figur
     read. The published boxes stand in grey beside the measured ones."""
     with one_column_wide(height=0.35 + 0.95 * -(-len(measured) // 3)) as figure:
         axes = panels(figure, len(measured), columns=3)
-        drawn = [by_severity for methods in (measured, published) for by_severity in methods.values()]
-        highest = 105 * max(max(values) for by_severity in drawn for values in by_severity.values())
+        boxes = [by_severity for methods in (measured, published) for by_severity in methods.values()]
+        highest = 105 * max(max(values) for by_severity in boxes for values in by_severity.values())
         for axis, (method, by_severity) in zip(axes, measured.items(), strict=True):
             beside = published.get(method, {})
             shift = 0.19 if beside else 0.0
@@ -195,9 +195,9 @@ def _boxes(axis: Axes, by_severity: Mapping[int, Sequence[float]], shift: float,
 def draw_reliability(results: Sequence[Result]) -> Figure:
     """A panel a method; ECE in brackets, in per cent."""
     with one_column_wide(height=0.35 + 1.02 * -(-len(results) // 3)) as figure:
-        for axis, one in zip(panels(figure, len(results), columns=3), results, strict=True):
-            bars_by_confidence(axis, confidence(one.test), right(one.test, one.y))
-            axis.set_title(f"{one.cell.method} ({100 * ece(one.test, one.y):.1f})", pad=2)
+        for axis, result in zip(panels(figure, len(results), columns=3), results, strict=True):
+            bars_by_confidence(axis, confidence(result.test), right(result.test, result.y))
+            axis.set_title(f"{result.cell.method} ({100 * ece(result.test, result.y):.1f})", pad=2)
             axis.set(xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
         figure.supxlabel("confidence")
         figure.supylabel("accuracy")
@@ -208,13 +208,13 @@ def draw_scores(results: Sequence[Result]) -> Figure:
     """Confidence on the test data against that on all OOD sets together, but for the far-away one."""
     edges = np.linspace(0, 1, 41)
     with one_column_wide(height=0.55 + 0.85 * -(-len(results) // 3)) as figure:
-        for axis, one in zip(panels(figure, len(results), columns=3), results, strict=True):
-            outside = [confidence(prediction) for name, prediction in one.ood.items() if name != FAR_AWAY]
-            for values, colour in ((confidence(one.test), INSIDE), (np.concatenate(outside), OUTSIDE)):
+        for axis, result in zip(panels(figure, len(results), columns=3), results, strict=True):
+            outside = [confidence(prediction) for name, prediction in result.ood.items() if name != FAR_AWAY]
+            for values, colour in ((confidence(result.test), INSIDE), (np.concatenate(outside), OUTSIDE)):
                 fraction = 100 * np.histogram(values, edges)[0] / len(values)
                 axis.stairs(fraction, edges, color=colour, fill=True, alpha=0.35)
                 axis.stairs(fraction, edges, color=colour, linewidth=0.8)
-            axis.set_title(one.cell.method, pad=2)
+            axis.set_title(result.cell.method, pad=2)
             axis.set(xlim=(0, 1), xticks=(0, 0.5, 1), yscale="symlog", ylim=(0, 100))
             axis.set_yticks((0, 1, 10, 100), ("0", "1", "10", "100"))
         marks = [Patch(color=INSIDE, alpha=0.6, label="inliers"), Patch(color=OUTSIDE, alpha=0.6, label="outliers")]
@@ -230,9 +230,11 @@ def draw_roc(results: Sequence[Result]) -> Figure:
     legend_rows = -(-len(results) // 4)
     with one_column_wide(height=0.4 + 0.14 * legend_rows + 1.45 * -(-len(names) // 2)) as figure:
         for axis, name in zip(panels(figure, len(names), columns=2), names, strict=True):
-            for one in results:
-                if name in one.ood:
-                    axis.add_line(_line(one.cell.method, *acceptance(confidence(one.test), confidence(one.ood[name]))))
+            for result in results:
+                if name in result.ood:
+                    axis.add_line(
+                        _line(result.cell.method, *acceptance(confidence(result.test), confidence(result.ood[name])))
+                    )
             frame_of_roc(axis, name.replace("_", " "))
         marks = [_line(result.cell.method) for result in results]
         figure.legend(handles=marks, loc="outside upper center", ncols=4, handlelength=2.2, columnspacing=1)

@@ -19,7 +19,7 @@ class Card(NamedTuple):
     """An example as a page shows it: one of image (base64), text and cells."""
 
     name: str
-    said: str
+    caption: str
     image: str = ""
     text: str = ""
     cells: Sequence[tuple[str, str]] = ()
@@ -33,13 +33,13 @@ def card(example: Example) -> Card:
     best = f"{example.label} {100 * example.probability:.0f} %"
     answer = best if example.decision == example.label else f"{example.decision}; best guess {best}"
     truth = "" if example.truth is None else f"; is {example.truth}"
-    said = f"{answer}{truth}; score {example.score:.3g}"
+    caption = f"{answer}{truth}; score {example.score:.3g}"
     if isinstance(example.x, str):
         text = example.x if len(example.x) <= LONGEST else f"{example.x[:LONGEST]} …"
-        return Card(example.name, said, text=text)
+        return Card(example.name, caption, text=text)
     if isinstance(example.x, Mapping):
-        return Card(example.name, said, cells=[(name, cell(value)) for name, value in [*example.x.items()][:MOST]])
-    return Card(example.name, said, image=thumbnail(example.x))
+        return Card(example.name, caption, cells=[(name, cell(value)) for name, value in [*example.x.items()][:MOST]])
+    return Card(example.name, caption, image=thumbnail(example.x))
 
 
 def cell(value: Any) -> str:

@@ -57,7 +57,7 @@ def write_report(cells: Sequence[Measured], out: Path) -> None:
         "RESULTS.md",
         **shared,
         overview=_overview(cells),
-        commands=commands(one.cell for one in cells),
+        commands=commands(run.cell for run in cells),
         figures={image.name: image.caption for image in images},
     )
     (out / "RESULTS.md").write_text(document, "utf-8")
@@ -98,22 +98,22 @@ def save_drawings(drawings: Iterable[Drawing], folder: Path) -> list[Image]:
 def _overview(cells: Sequence[Measured]) -> Sheet:
     """A line for cells that differ in method and seed only."""
     groups: dict[tuple[str, str, Kind], list[Measured]] = {}
-    for one in cells:
-        groups.setdefault((one.cell.task, outliers_of(one.cell), kind_of(one.cell)), []).append(one)
+    for run in cells:
+        groups.setdefault((run.cell.task, outliers_of(run.cell), kind_of(run.cell)), []).append(run)
     rows: list[list[Text]] = []
     for (task, outliers, kind), group in groups.items():
-        used = ", ".join(sorted({one.record.trained_with for one in group if one.record.trained_with}))
-        seeds = Counter(one.cell.method for one in group).values()
+        used = ", ".join(sorted({run.record.trained_with for run in group if run.record.trained_with}))
+        seeds = Counter(run.cell.method for run in group).values()
         rows.append(
             [
                 task,
                 f"{used} for {outliers}" if STAND_INS.get(outliers) == used else used,
                 kind.convention,
                 "the recipe's" if kind.epochs is None else str(kind.epochs),
-                ", ".join(sorted({str(one.record.training_inputs) for one in group})),
+                ", ".join(sorted({str(run.record.training_inputs) for run in group})),
                 str(len(seeds)),
                 " to ".join(str(count) for count in sorted({min(seeds), max(seeds)})),
-                ", ".join(sorted({one.record.device for one in group})),
+                ", ".join(sorted({run.record.device for run in group})),
             ]
         )
     head = ["task", "outliers", "convention", "epochs", "training inputs", "methods", "seeds", "device"]

@@ -108,7 +108,7 @@ def recommendation(cells: Sequence[Measured]) -> Section | None:
     chosen = recommend(validated)
     if chosen is None:
         return None
-    by_task = {task: found for task in validated[0].fpr95 if (found := recommend(validate(view, [task])))}
+    by_task = {task: best for task in validated[0].fpr95 if (best := recommend(validate(view, [task])))}
     missing = commands(missing_cells(view))
     notes: list[Text] = [
         "In per cent; ± is half the 95 % interval over test points and training",

@@ -6,7 +6,7 @@ from typing import Any
 from demur.paper.claims import CLAIMS, SECONDS
 from demur.paper.grid import CONVENTIONS
 from demur.paper.statistics import NO, UNCLEAR, YES, Known, combine_outcomes
-from demur.paper.verdicts import WAITING, Made, Verdict, examine, waiting
+from demur.paper.verdicts import WAITING, Finding, Verdict, examine, waiting
 from demur.paper.views import own_view, printed_view
 from demur.report.sheet import Code, Sheet, Strong, Text, render
 from demur.study.table import Measured
@@ -60,28 +60,31 @@ def _seeds(columns: Sequence[Verdict]) -> str:
 
 def _lines(columns: Sequence[Verdict]) -> Sheet:
     """A line for each quantity on each task."""
-    lines = dict.fromkeys(made.test.line for column in columns for made in column.made)
+    lines = dict.fromkeys(finding.test.line for column in columns for finding in column.findings)
     rows: list[list[Text]] = [
-        [line, *(_show_line([made for made in column.made if made.test.line == line]) for column in columns)]
+        [
+            line,
+            *(_show_line([finding for finding in column.findings if finding.test.line == line]) for column in columns),
+        ]
         for line in lines
     ]
     return Sheet(["", *COLUMNS[: len(columns)]], rows, written=True)
 
 
-def _show_line(line: Sequence[Made]) -> Text:
+def _show_line(line: Sequence[Finding]) -> Text:
     if not line:
         return "–"
     # what few others are compared with is said once
-    is_one = len({made.test.one for made in line}) < len({made.test.other for made in line})
-    groups: dict[tuple[str, str], list[Made]] = {}
+    is_one = len({finding.test.one for finding in line}) < len({finding.test.other for finding in line})
+    groups: dict[tuple[str, str], list[Finding]] = {}
     for result in line:
         groups.setdefault((result.test.one if is_one else result.test.other, result.test.rule), []).append(result)
-    return [_group(fixed, rule, some, is_one) for (fixed, rule), some in groups.items()]
+    return [_group(fixed, rule, findings, is_one) for (fixed, rule), findings in groups.items()]
 
 
-def _group(fixed: str, rule: str, results: Sequence[Made], is_one: bool) -> Text:
+def _group(fixed: str, rule: str, results: Sequence[Finding], is_one: bool) -> Text:
     """How many say yes, and every value where there are few, or else those that do not."""
-    outcomes = [made.outcome for made in results]
+    outcomes = [finding.outcome for finding in results]
     by_kind: dict[str, list[Text]] = {YES: [], NO: [], UNCLEAR: []}
     for result in results:
         method, known = (result.test.other, result.other) if is_one else (result.test.one, result.one)
@@ -96,5 +99,5 @@ def _group(fixed: str, rule: str, results: Sequence[Made], is_one: bool) -> Text
     return tuple(parts)
 
 
-def _value(known: Known, result: Made, with_half: bool) -> str:
+def _value(known: Known, result: Finding, with_half: bool) -> str:
     return f"{known.value:.0f} s" if result.test.quantity in SECONDS else known.text(with_half)

@@ -108,14 +108,14 @@ def read_or_fit(fit: Fit, place: Place) -> Posterior:
             return read_posterior(folder, build, place.device, data_of(fit, place))
         parts = [read_or_fit(part, place) for part in parts_of(fit)]
         started = time.perf_counter() - seconds_in(folder / CHECKPOINT)
-        with checkpointed(folder / CHECKPOINT) as kept:
+        with checkpointed(folder / CHECKPOINT) as checkpoint:
             posterior = fit.inference.fit(fit.network, likelihood, task.training, fit.recipe, parts)
         seconds = time.perf_counter() - started
         before = [read_seconds(place.folder(part)) for part in parts_of(fit)]
         with replacing(folder / SECONDS) as unfinished:
             unfinished.write_text(f"{seconds + sum(before)}\n", "utf-8")
         if place.keep_posteriors or not parts:
-            about = {"data": json.dumps(data_of(fit, place)), "resumed": json.dumps(kept.resumed)}
+            about = {"data": json.dumps(data_of(fit, place)), "resumed": json.dumps(checkpoint.resumed)}
             save(posterior, folder / POSTERIOR, about)
         (folder / CHECKPOINT).unlink(missing_ok=True)
     return posterior

@@ -134,7 +134,9 @@ def study(
     parsed = [parse_method(method) if isinstance(method, str) else method for method in methods]
     named = {method.name: method for method in parsed}
     if len(named) < len(parsed):
-        raise ValueError(f"two of the methods {', '.join(one.name for one in parsed)} have one name; name them apart")
+        raise ValueError(
+            f"two of the methods {', '.join(method.name for method in parsed)} have one name; name them apart"
+        )
     by_task = {task: _settings(networks, task, recipe or Recipe()) for task in named_tasks}
     describe([list(named_tasks.values()), [list(settings.values()) for settings in by_task.values()]])  # all have names
     cells = tuple(Cell(task, method, seed) for seed in range(seeds) for task in named_tasks for method in named)

@@ -39,14 +39,14 @@ def measure(result: Result, means: Mapping[str, Sequence[str]], measures: Measur
 
 def measures_of(result: Result, measures: Measures = STANDARD) -> Measures:
     """These, and every score that the cell has values of."""
-    kept = result.record.scores
+    stored = result.record.scores
     for name, score in measures.scores.items():
-        if (score.needs or score.fit) and name not in kept:
+        if (score.needs or score.fit) and name not in stored:
             raise ValueError(
                 f"{result.cell.task} {result.cell.method} has no values of score {name!r}; "
                 f"make them with: demur study ... --score {name}"
             )
-    return replace(measures, scores={**measures.scores, **{name: kept_score(name) for name in kept}})
+    return replace(measures, scores={**measures.scores, **{name: kept_score(name) for name in stored}})
 
 
 def kept_score(name: str) -> Score:

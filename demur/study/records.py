@@ -49,7 +49,7 @@ class Record:
 
     def asked(self, cell: Cell) -> bool:
         """Whether the cell is among those the folder was made for; what further inputs it has is told elsewhere."""
-        return replace(cell, further=()) in [replace(one, further=()) for one in self.cells]
+        return replace(cell, further=()) in [replace(other, further=()) for other in self.cells]
 
     def has_further(self, kinds: Iterable[str]) -> bool:
         return {*kinds} <= self.further.keys()
@@ -61,7 +61,7 @@ class Record:
 
     def as_json(self) -> dict[str, Any]:
         items = {f.name: getattr(self, f.name) for f in fields(self)}
-        return items | {"cells": [asdict(one) | {"further": join_further(one.further)} for one in self.cells]}
+        return items | {"cells": [asdict(cell) | {"further": join_further(cell.further)} for cell in self.cells]}
 
 
 def split_further(stored: str | None) -> tuple[str, ...]:

@@ -184,7 +184,7 @@ def read_result(folder: Path, cell: Cell) -> Result:
     }
     if record.scores:
         main, further = _with_scores(folder, record, main, further)
-    ood = {name.removeprefix("ood/"): one for name, one in main.sets.items() if name.startswith("ood/")}
+    ood = {name.removeprefix("ood/"): prediction for name, prediction in main.sets.items() if name.startswith("ood/")}
     return Result(cell, main.y, main.sets["test"], ood, record, further)
 
 
@@ -192,10 +192,12 @@ def _with_scores(
     folder: Path, record: Record, main: Predicted, further: Mapping[str, Predicted]
 ) -> tuple[Predicted, dict[str, Predicted]]:
     every = [main, *further.values()]
-    scores = read_scores(folder, record, {name: len(one) for each in every for name, one in each.sets.items()})
+    scores = read_scores(
+        folder, record, {name: len(prediction) for each in every for name, prediction in each.sets.items()}
+    )
 
     def scored(predicted: Predicted) -> Predicted:
-        sets = {name: replace(one, scores=scores[name]) for name, one in predicted.sets.items()}
+        sets = {name: replace(prediction, scores=scores[name]) for name, prediction in predicted.sets.items()}
         return Predicted(predicted.y, sets)
 
     return scored(main), {kind: scored(each) for kind, each in further.items()}

@@ -75,18 +75,18 @@ def measured_cell(result: Result, values: Values, folder: Path | None = None) ->
 
 def results_csv(cells: Iterable[Measured]) -> str:
     rows = [
-        (*one.place, *place, *("" if x is None else repr(x) for x in value))
-        for one in cells
-        for place, value in one.values.items()
+        (*run.place, *place, *("" if x is None else repr(x) for x in value))
+        for run in cells
+        for place, value in run.values.items()
     ]
     return _csv(sorted(rows), (*CELL, "set", "metric", *Value._fields))
 
 
 def cells_csv(cells: Sequence[Measured]) -> str:
-    cells = sorted(cells, key=lambda one: one.place)
-    lines = [_line(one) for one in cells]
+    cells = sorted(cells, key=lambda run: run.place)
+    lines = [_line(run) for run in cells]
     names = [name for name in sorted(lines[0]) if name not in WHERE_KNOWN or any(line[name] for line in lines)]
-    rows = [(*one.place, *(line[name] for name in names)) for one, line in zip(cells, lines, strict=True)]
+    rows = [(*run.place, *(line[name] for name in names)) for run, line in zip(cells, lines, strict=True)]
     return _csv(rows, (*CELL, *names))
 
 
@@ -95,15 +95,15 @@ def _csv(rows: Iterable[Sequence[str]], columns: Sequence[str]) -> str:
     return written
 
 
-def _line(one: Measured) -> dict[str, str]:
+def _line(run: Measured) -> dict[str, str]:
     """What is known of the cell, as text; nothing where it is what a record has by default."""
     default: dict[str, Any] = {f.name: {} if f.default_factory is dict else f.default for f in fields(Record)}
-    known = {name: value for name, value in one.record.as_json().items() if name not in OF_THE_FOLDER}
+    known = {name: value for name, value in run.record.as_json().items() if name not in OF_THE_FOLDER}
     line = {name: "" if value in (None, default[name]) else _text(value) for name, value in known.items()}
     return line | {
-        "sets": _text(one.sets),
-        "further": join_further(one.cell.further) or "",
-        "folder": one.folder_name,
+        "sets": _text(run.sets),
+        "further": join_further(run.cell.further) or "",
+        "folder": run.folder_name,
     }
 
 
@@ -130,13 +130,13 @@ def read_tables(folder: Path) -> list[Measured]:
         for place, of_cell in results.groupby(list(CELL), sort=False)
     }
     cells = [_parse_cell(folder / CELLS, number, line) for number, line in _read(folder / CELLS).iterrows()]
-    if by_place.keys() != {one.place for one in cells}:
+    if by_place.keys() != {run.place for run in cells}:
         raise ValueError(f"{path} and {folder / CELLS} are not of the same cells; make both anew from runs")
-    filled = [replace(one, values=by_place[one.place]) for one in cells]
-    for one in filled:
-        if lacking := {TEST, *one.sets} - {name for name, _ in one.values}:
+    filled = [replace(run, values=by_place[run.place]) for run in cells]
+    for run in filled:
+        if lacking := {TEST, *run.sets} - {name for name, _ in run.values}:
             raise ValueError(
-                f"{path} lacks figures on {', '.join(sorted(lacking))} of {one.cell.task} {one.cell.method}; "
+                f"{path} lacks figures on {', '.join(sorted(lacking))} of {run.cell.task} {run.cell.method}; "
                 "make both tables anew from runs"
             )
     return filled
@@ -205,43 +205,43 @@ def gather(
     """
     by_cell: dict[Cell, Measured] = {}
 
-    def take(one: Measured) -> None:
-        bare = replace(one.cell, further=())
+    def take(run: Measured) -> None:
+        bare = replace(run.cell, further=())
         before = by_cell.get(bare)
-        by_cell[bare] = _join(before, one) if before is not None and _is_same_network(before, one) else one
+        by_cell[bare] = _join(before, run) if before is not None and _is_same_network(before, run) else run
 
     for source in sources:
         stored, cells = (source / RESULTS).exists(), find_cells(source)
         if not stored and not cells:
             raise ValueError(f"there are no results in {source}; make some with: demur study digits --runs {source}")
-        for one in read_tables(source) if stored else ():
-            take(one)
+        for run in read_tables(source) if stored else ():
+            take(run)
         for number, outcome in enumerate(_measure_all(cells, partial(_measure_folder, measure, own), jobs), start=1):
             if isinstance(outcome, DamagedCell):
                 leave_out(outcome)
             else:
                 take(outcome)
             after(number, len(cells))
-    return sorted(by_cell.values(), key=lambda one: one.place)
+    return sorted(by_cell.values(), key=lambda run: run.place)
 
 
-def _is_same_network(one: Measured, other: Measured) -> bool:
+def _is_same_network(run: Measured, other: Measured) -> bool:
     """The folder is named by the recipe; trained again on another device, it makes another network."""
-    losses = [each.values[TEST, "nll"].value for each in (one, other)]
-    return one.folder_name == other.folder_name and math.isclose(*losses, rel_tol=1e-3)
+    losses = [each.values[TEST, "nll"].value for each in (run, other)]
+    return run.folder_name == other.folder_name and math.isclose(*losses, rel_tol=1e-3)
 
 
-def _join(before: Measured, one: Measured) -> Measured:
+def _join(before: Measured, run: Measured) -> Measured:
     """What was known of other further inputs of the same network stays."""
-    further = tuple(sorted({*before.cell.further, *one.cell.further}))
-    if further == one.cell.further:
-        return one
+    further = tuple(sorted({*before.cell.further, *run.cell.further}))
+    if further == run.cell.further:
+        return run
     data = {kind: before.record.data[kind] for kind in before.cell.further if kind in before.record.data}
     return replace(
-        one,
-        cell=replace(one.cell, further=further),
-        values={**before.values, **one.values},
-        record=replace(one.record, data={**data, **one.record.data}),
+        run,
+        cell=replace(run.cell, further=further),
+        values={**before.values, **run.values},
+        record=replace(run.record, data={**data, **run.record.data}),
     )
 
 
