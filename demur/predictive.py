@@ -16,6 +16,7 @@ from demur.streams import generator_for
 from demur.training_data import Split
 
 BLOCK = 8192  # inputs whose sums, and trunk's outputs, are held at a time
+HELD = 2**14  # logits that are averaged at a time, if there are so many
 LEARNT_FROM = 50_000  # training inputs, at most, that a score learns from
 
 
@@ -52,13 +53,46 @@ def predict(
     )
 
 
+class Average:
+    """Weighted sums over samples, in float64, of what follows from the logits of `count` inputs."""
+
+    def __init__(self, likelihood: Likelihood, count: int, parts: Collection[str], device: torch.device) -> None:
+        self._likelihood, self._parts = likelihood, parts
+        self.probs = torch.zeros(count, likelihood.num_classes, dtype=torch.float64, device=device)
+        self.none, self.expected_entropy = torch.zeros_like(self.probs[:, 0]), torch.zeros_like(self.probs[:, 0])
+        self.mean = torch.zeros(count, likelihood.num_outputs, dtype=torch.float64, device=device)
+        self.square = torch.zeros_like(self.mean)
+        self._held: dict[int, list[Tensor]] = {}
+        self._size = 0
+
+    def add(self, rows: slice, logits: Tensor, weight: float) -> None:
+        """Logits (B, C) or (samples, B, C); few are held until they are many, for each operation has its price."""
+        self._held.setdefault(rows.start, []).append(logits.float().reshape(-1, *logits.shape[-2:]))
+        self._size += logits.numel()
+        if self._size >= HELD:
+            self.flush(weight)
+
+    def flush(self, weight: float) -> None:
+        """Every sample that is held counts `weight`."""
+        for start, held in self._held.items():
+            logits = held[0] if len(held) == 1 else torch.cat(held)
+            rows = slice(start, start + logits.shape[1])
+            in_class, in_none = self._likelihood.probs(logits)
+            self.probs[rows] += weight * in_class.sum(0, dtype=torch.float64)
+            own_entropy = entropy(spread(in_class, in_none))
+            self.expected_entropy[rows] += weight * own_entropy.sum(0, dtype=torch.float64)
+            if in_none is not None:
+                self.none[rows] += weight * in_none.sum(0, dtype=torch.float64)
+            if self._parts:
+                self.mean[rows] += weight * logits.sum(0, dtype=torch.float64)
+                self.square[rows] += weight * logits.double().square().sum(0)
+        self._held, self._size = {}, 0
+
+
 def _predict_block(
     posterior: Posterior, likelihood: Likelihood, x: Tensor, batch_size: int, parts: Collection[str]
 ) -> dict[str, Tensor]:
-    probs = torch.zeros(len(x), likelihood.num_classes, dtype=torch.float64, device=x.device)
-    none, expected_entropy = torch.zeros_like(probs[:, 0]), torch.zeros_like(probs[:, 0])
-    mean = torch.zeros(len(x), likelihood.num_outputs, dtype=torch.float64, device=x.device)
-    square, features = torch.zeros_like(mean), list[Tensor]()
+    average, features = Average(likelihood, len(x), parts, x.device), list[Tensor]()
     batches = [slice(start, start + batch_size) for start in range(0, len(x), batch_size)]
     for share, component in posterior.components():
         if component.network.training:
@@ -82,23 +116,16 @@ def _predict_block(
                             own[rows.start] = own.get(rows.start, 0) + given.double()
                         else:
                             logits = network(own_input(x[rows]))
-                logits = logits.float().reshape(-1, *logits.shape[-2:])
-                in_class, in_none = likelihood.probs(logits)
-                probs[rows] += weight * in_class.sum(0, dtype=torch.float64)
-                expected_entropy[rows] += weight * entropy(spread(in_class, in_none)).sum(0, dtype=torch.float64)
-                if in_none is not None:
-                    none[rows] += weight * in_none.sum(0, dtype=torch.float64)
-                if parts:
-                    mean[rows] += weight * logits.sum(0, dtype=torch.float64)
-                    square[rows] += weight * logits.double().square().sum(0)
+                average.add(rows, logits, weight)
+        average.flush(weight)
         if "features" in parts:
             total = torch.cat([shared[b.start].double() if component.over_head else own[b.start] for b in batches])
             features.append(total / (1 if component.over_head else component.num_samples))
-    means = {"probs": probs, "none": none, "expected_entropy": expected_entropy}
+    means = {"probs": average.probs, "none": average.none, "expected_entropy": average.expected_entropy}
     if "logits" in parts:
-        means["logits"] = mean
+        means["logits"] = average.mean
     if "logit_variance" in parts:
-        means["logit_variance"] = (square - mean.square()).clamp_min(0)
+        means["logit_variance"] = (average.square - average.mean.square()).clamp_min(0)
     if features:
         means["features"] = torch.cat(features, 1)
     return {name: value.float().cpu() for name, value in means.items()}

@@ -200,6 +200,16 @@ def test_blocks_do_not_matter():
     torch.testing.assert_close(whole.expected_entropy[-5:], tail.expected_entropy)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_how_many_logits_are_averaged_at_a_time_does_not_matter(kind, x, monkeypatch):
+    posterior, parts = make(kind), ("logits", "logit_variance")
+    held = predict(posterior, none_class(3), x, batch_size=2, parts=parts)
+    monkeypatch.setattr("demur.predictive.HELD", 1)
+    at_once = predict(posterior, none_class(3), x, batch_size=2, parts=parts)
+    for part in ("probs", "none", "expected_entropy", *parts):
+        torch.testing.assert_close(getattr(held, part), getattr(at_once, part), rtol=1e-6, atol=1e-7)
+
+
 def test_a_network_may_begin_in_place_and_the_data_stays(x):
     def begins_in_place(made: nn.Module) -> nn.Module:
         made.features = nn.Sequential(nn.ReLU(inplace=True), made.features)
