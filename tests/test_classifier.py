@@ -1,4 +1,4 @@
-"""The estimator keeps scikit-learn's contract and its own: decisions, thresholds, kinds of data, adopted networks."""
+"""The estimator keeps scikit-learn's contract and its own: decisions, thresholds, kinds of data, own networks."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -16,7 +16,6 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import Tensor, nn
 
 import demur
-from demur.classifier.adoption import find_head, with_outputs
 from demur.classifier.fitting import split_outliers, split_rows
 from demur.outliers.spectrum import Matched, mean_power
 from demur.outliers.synthetic import widened_box
@@ -402,61 +401,3 @@ def test_hugging_face_models_and_tied_weights(tmp_path):
 
     with pytest.raises(ValueError, match="returned a tuple"):
         demur.Classifier("map+nc", Pair, device="cpu").fit(QUESTIONS, y)
-
-
-# adopted networks --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def trained() -> tuple[nn.Module, np.ndarray, np.ndarray]:
-    """A network of two outputs that knows images(), `lower` first."""
-    x, y = images(200)
-    model = Backbone(2)
-    optimizer = torch.optim.Adam(model.parameters(), 0.02)
-    inputs, labels = torch.from_numpy(x).float() / 255, torch.from_numpy(1 - y)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        for _ in range(60):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
-    return model, x, np.array(["upper", "lower"])[y]
-
-
-@pytest.mark.filterwarnings("ignore:the best prior precision")
-def test_an_adopted_network_keeps_what_it_knew(trained):
-    model, x, y = trained
-    before = deepcopy(model.state_dict())
-    adopted = demur.adopt(model, x, y, synthetic="patches", epochs=2, classes=["lower", "upper"], lr=1e-3, device="cpu")
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert adopted.report_["original_accuracy"] == 1.0
-    assert adopted.report_["accuracy"] >= 0.95
-    assert list(adopted.classes_) == ["lower", "upper"]
-    assert adopted.likelihood_.has_none_class
-    with pytest.warns(UserWarning, match=r"right on 0% of 38 held-out inputs.*are classes in the order of its outputs"):
-        shuffled = demur.adopt(model, x, y, synthetic="patches", epochs=1, classes=["upper", "lower"], device="cpu")
-    assert shuffled.report_["original_accuracy"] == 0.0  # the outputs' names are taken at their word
-
-
-def test_the_head_is_widened_by_a_row_and_nothing_else(trained):
-    model, x, _ = trained
-    inputs = torch.from_numpy(x).float() / 255
-    assert find_head(model, inputs[:2]) == "fc"
-    wider = with_outputs(model, "fc", torch.tensor([1, 0]), 3).eval()
-    model = deepcopy(model).eval()
-    torch.testing.assert_close(wider(inputs)[:, :2], model(inputs)[:, [1, 0]])
-    assert (wider(inputs)[:, 2] == 0).all()
-    with pytest.raises(ValueError, match="gives its output as it is"):
-        find_head(nn.Sequential(model, nn.Softmax(1)), inputs[:2])
-    with pytest.raises(ValueError, match="is not an affine layer"):
-        with_outputs(model, "stem", torch.tensor([0, 1]), 3)
-
-
-def test_what_cannot_be_adopted_is_refused(trained):
-    model, x, y = trained
-    with pytest.raises(ValueError, match="starts from fresh weights"):
-        demur.adopt(model, x, y, method="de+nc")
-    with pytest.raises(ValueError, match="2 outputs, y 3 classes"):
-        demur.adopt(model, x, np.arange(200) % 3)
-    with pytest.raises(ValueError, match="not the labels of y"):
-        demur.adopt(model, x, y, classes=["upper", "left"])

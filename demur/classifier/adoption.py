@@ -1,17 +1,22 @@
 """A network that is trained already, taught what it does not know."""
 
 import warnings
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from demur.classifier.builders import Logits, logits_of
+from demur.classifier.adopting import Adopting
+from demur.classifier.backbones import Backbone
+from demur.classifier.builders import builder
 from demur.classifier.estimator import Classifier
-from demur.classifier.kinds import Ready
+from demur.classifier.heads import Started, find_head, layer_named, take_off
+from demur.classifier.kinds import Ready, as_tensor
 from demur.classifier.labels import validate_labels
 from demur.likelihoods import plain
 from demur.methods import parse_method
@@ -21,78 +26,91 @@ from demur.posterior import Point
 from demur.predictive import predict
 
 ADOPTING = ("map", "la")  # the inferences that go on from given weights; the others start anew
-
-
-@dataclass(frozen=True)
-class Copies:
-    """A network function that hands out copies of one trained network."""
-
-    model: nn.Module
-
-    def __call__(self, num_outputs: int) -> nn.Module:
-        return deepcopy(self.model)
+BATCHES = ("pixel_values", "input_ids", "x")  # what transformers calls the inputs of a batch
 
 
 def adopt(
     model: nn.Module,
     X: Any,
-    y: Any,
+    y: Any = None,
     outliers: Any = None,
     *,
     method: str = "la+nc",
-    classes: Any = None,
+    classes: Sequence[Any] | None = None,
     head: str | None = None,
+    tune: str = "head",
     synthetic: str | Shown | None = None,
-    epochs: int = 3,
+    epochs: int | None = None,
     batch_size: int | None = None,
-    lr: float = 1e-4,
+    lr: float | None = None,
     coverage: float = 0.95,
     validation: float = 0.1,
     device: str = "auto",
     random_state: int | np.random.RandomState | None = 0,
 ) -> Classifier:
-    """A classifier that goes on from a trained network: a few epochs with outliers, Laplace, a calibrated threshold.
+    """A classifier that goes on from a trained network: trained on with outliers, Laplace, a calibrated threshold.
 
-    X are inputs as the model takes them: float arrays, uint8 images (scaled to [0, 1]) or token numbers. Best are
-    inliers that the model was not trained with: on its own training data thresholds come out too strict. `classes` are
-    the labels in the order of the model's outputs, the sorted labels of y if None. `head` names the last affine layer,
-    which is otherwise found; it gets one more output if the method has a none class. `report_` has the accuracy of the
-    model as it came, `original_accuracy`, on the same held-out inputs as `accuracy`. The model itself stays as it is.
+    X are inputs as the model takes them: float arrays, uint8 images (scaled to [0, 1]) or token numbers, 0 being
+    padding; or a `DataLoader` of batches (x, y), and then no y. Outliers are given alike. Best are inliers that the
+    model was not trained with: on its own training data thresholds come out too strict.
+
+    `classes` are the labels in the order of the model's outputs, None for an output to leave out; by default the sorted
+    labels of y. `head` names the last affine layer, which is otherwise found; it gets one more output if the method has
+    a none class. `tune` says what is trained: the `head` alone, on features that are computed once; the `last` blocks
+    with it; or `all`. How long and how fast a head is trained is chosen by validation data, of what was trained with a
+    quarter, unless `epochs` and `lr` say; it is not at all where that would cost accuracy. `epochs=0` leaves the
+    weights as they are.
+
+    `report_` has the accuracy of the model as it came, `original_accuracy`, on the same held-out inputs as `accuracy`,
+    the fraction of held-out outliers that is abstained on, `outliers_abstained`, and what was tried, `choice`. The
+    model itself stays as it is. A saved classifier is loaded with `load_model(path, backbone=model)`.
     """
     parsed = parse_method(method)
+    if epochs is not None and epochs < 0:
+        raise ValueError(f"epochs {epochs} is negative; give 0 or more, or None to have them chosen")
+    tune = "head" if epochs == 0 else tune  # nothing is trained, and Laplace is over the head
     if parsed.inference_name not in ADOPTING:
         raise ValueError(f"method {method!r} starts from fresh weights; to adopt a network choose 'la+nc' or 'map+nc'")
+    if isinstance(X, DataLoader):
+        if y is not None:
+            raise ValueError("X is a DataLoader, whose batches have the labels; leave out y")
+        X, y = gather_batches(X, "X")
+        if y is None:
+            raise ValueError("X is a DataLoader whose batches have no labels; give batches (x, y)")
+    outliers = gather_batches(outliers, "outliers")[0] if isinstance(outliers, DataLoader) else outliers
     y = validate_labels(y, len(X))
-    labels = np.unique(y)
-    outputs = labels if classes is None else np.asarray(classes)
-    if sorted(outputs.tolist()) != labels.tolist():
-        raise ValueError(
-            f"classes {outputs.tolist()} are not the labels of y, {labels.tolist()}; give each of them once"
-        )
-    few = Ready.of(X).read(X)[:2]
-    name = head or find_head(model, few)
-    order = torch.from_numpy(np.argsort(outputs))
-    likelihood = parsed.likelihood(len(labels))
+    X = as_tensor(X, "X")
+    inputs = Ready.of(X)
+    few = inputs.read(X[:2])
+    name = find_head(model, few) if head is None else head
+    outputs, labels = match_outputs(classes, y, layer_named(model, name).out_features)
+    trunk, old = take_off(model, name, outputs, few)
+    backbone = Backbone(type(model).__name__, trunk, inputs, head=name)
+    start = Started(old) if tune == "head" else Started(old, trunk, last=tune == "last")
+    adopting = Adopting(parsed.inference, epochs, lr)
     classifier = Classifier(
-        method,
-        Copies(with_outputs(model, name, order, likelihood.num_outputs)),
+        replace(parsed, inference=adopting) if tune == "head" else method,
+        start,
+        backbone=backbone,
+        tune=tune,
         kind="ready",
         synthetic=synthetic,
         coverage=coverage,
-        epochs=epochs,
+        epochs=epochs or None,
         batch_size=batch_size,
         lr=lr,
         validation=validation,
         device=device,
         random_state=random_state,
     ).fit(X, y, outliers)
-    original = with_outputs(model, name, order, len(labels))
-    if classifier.wraps_logits_:
-        original = Logits(original)
-    held_out = classifier.preprocessing_.read(X)[classifier.held_out_]
-    codes = torch.from_numpy(np.searchsorted(labels, y[classifier.held_out_]))
-    made = predict(Point(original.cpu().eval()), plain(len(labels)), held_out)
-    classifier.report_["original_accuracy"] = before = accuracy(made, codes)
+    if tune == "head":
+        classifier.network_ = builder("linear", "tables", (old.in_features,))  # which a model file can name
+        classifier.report_ |= adopting.to_json()
+    held_out, codes = X[classifier.held_out_], torch.from_numpy(np.searchsorted(labels, y[classifier.held_out_]))
+    original = Point(nn.Sequential(deepcopy(trunk), old).eval())
+    classifier.report_["original_accuracy"] = before = accuracy(
+        predict(original, plain(len(labels)), inputs.read(held_out)), codes
+    )
     if before < 1 / len(labels):
         warnings.warn(
             f"the model as it came is right on {before:.0%} of {len(codes)} held-out inputs, less than by chance; "
@@ -102,41 +120,37 @@ def adopt(
     return classifier
 
 
-def find_head(model: nn.Module, x: Tensor) -> str:
-    """The name of the affine layer whose output is the model's own, tried on a few inputs."""
-    model = deepcopy(model).cpu().eval()
-    given: dict[str, Tensor] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            module.register_forward_hook(lambda _, __, output, name=name: given.update({name: output}))
-    output, _ = logits_of(model, x)
-    names = [name for name, value in given.items() if value.shape == output.shape and torch.equal(value, output)]
-    if not names:
-        raise ValueError(
-            f"no affine layer of the model ({type(model).__name__}) gives its output as it is; name the one that gives "
-            "the logits, head='...', and let the model return these"
+def match_outputs(classes: Sequence[Any] | None, y: np.ndarray, count: int) -> tuple[list[int], np.ndarray]:
+    """Which of so many outputs of the model is which label of y, these sorted."""
+    labels = np.unique(y)
+    named = (
+        labels.tolist() if classes is None else [getattr(name, "item", lambda name=name: name)() for name in classes]
+    )
+    if len(named) != count:
+        given = (
+            f"y {len(labels)} classes; give inputs of every class" if classes is None else f"classes {len(named)} names"
         )
-    return names[-1]
+        raise ValueError(f"the model has {count} outputs, {given}, or classes=, a label an output and None for others")
+    kept = [name for name in named if name is not None]
+    if len(set(kept)) != len(kept) or set(kept) != set(labels.tolist()):
+        raise ValueError(f"classes {kept} are not the labels of y, {labels.tolist()}; give each of them once")
+    return [named.index(label) for label in labels.tolist()], labels
 
 
-def with_outputs(model: nn.Module, head: str, order: Tensor, num_outputs: int) -> nn.Module:
-    """A copy whose outputs are in that order, and as many as asked for: a new one starts at logit 0 everywhere."""
-    model = deepcopy(model)
-    old = dict(model.named_modules()).get(head)
-    if not isinstance(old, nn.Linear):
-        raise ValueError(
-            f"head {head!r} is not an affine layer (nn.Linear) of the model; leave it out to have it found"
-        )
-    if old.out_features != len(order):
-        raise ValueError(
-            f"the model has {old.out_features} outputs, y {len(order)} classes; give inputs of every class"
-        )
-    new = nn.Linear(old.in_features, num_outputs, old.bias is not None, old.weight.device, old.weight.dtype)
-    with torch.no_grad():
-        for grown, grown_from in zip(new.parameters(), old.parameters(), strict=True):
-            grown.zero_()[: len(order)] = grown_from[order.to(old.weight.device)]
-    if old is model:
-        return new
-    parent, _, attribute = head.rpartition(".")
-    setattr(model.get_submodule(parent), attribute, new)
-    return model
+def gather_batches(loader: "DataLoader[Any]", what: str) -> tuple[Tensor, Tensor | None]:
+    """All inputs of a DataLoader, and their labels where its batches are pairs (x, y) or have `labels` by name."""
+    inputs, labels = [], []
+    for batch in loader:
+        if isinstance(batch, Mapping):
+            x, y = next((batch[name] for name in BATCHES if name in batch), None), batch.get("labels")
+        else:
+            x, y = (
+                (batch[0], batch[1] if len(batch) > 1 else None) if isinstance(batch, list | tuple) else (batch, None)
+            )
+        if not isinstance(x, Tensor):
+            raise ValueError(f"{what} is a DataLoader whose batches have no tensor of inputs; give batches (x, y)")
+        inputs.append(x)
+        labels.append(y)
+    if not inputs:
+        raise ValueError(f"{what} is a DataLoader without a batch; give at least one")
+    return torch.cat(inputs), None if labels[0] is None else torch.cat([torch.as_tensor(y) for y in labels])

@@ -13,7 +13,8 @@ from demur.checkpoint import put_state, state_of
 from demur.classifier import trunks
 from demur.classifier.backbones import TUNED, Backbone
 from demur.classifier.features import Encoder, Scaling
-from demur.classifier.kinds import Images, Preprocessing
+from demur.classifier.heads import Headless
+from demur.classifier.kinds import Images, Preprocessing, Ready
 from demur.classifier.saved import check_size, check_types
 from demur.classifier.tokens import Tokens
 
@@ -25,6 +26,7 @@ def to_json(backbone: Backbone, encoder: Encoder | None, tune: str) -> dict[str,
         "arguments": dict(backbone.arguments),
         "tune": tune,
         "scaling": encoder and asdict(encoder.scaling),
+        "head": backbone.head,
     }
 
 
@@ -41,7 +43,8 @@ def from_json(
     """
     if saved is None:
         return None, None
-    if not isinstance(inputs, Images | Tokens) or saved["tune"] not in TUNED:
+    adopted = isinstance(saved.get("head"), str)
+    if not isinstance(inputs, Ready if adopted else Images | Tokens) or saved["tune"] not in TUNED:
         raise TypeError("its backbone reads no such inputs")
     frozen = saved["tune"] == "head"
     backbone = _built(saved, inputs, own, weights if frozen else posterior)
@@ -56,8 +59,14 @@ def from_json(
 
 
 def _built(
-    saved: Mapping[str, Any], inputs: Images | Tokens, own: Backbone | nn.Module | None, weights: Path
+    saved: Mapping[str, Any], inputs: Images | Tokens | Ready, own: Backbone | nn.Module | None, weights: Path
 ) -> Backbone:
+    if isinstance(inputs, Ready):
+        if not isinstance(own, nn.Module):
+            raise ValueError(f"it was adopted from a model of your own, {saved['name']}; load it with backbone=, that")
+        if not isinstance(dict(own.named_modules()).get(saved["head"]), nn.Linear):
+            raise ValueError(f"the backbone has no affine layer {saved['head']!r}; give the model that was adopted")
+        return Backbone(saved["name"], Headless(own, saved["head"]).cpu().float().eval(), inputs, head=saved["head"])
     if own is not None:
         return replace(own if isinstance(own, Backbone) else Backbone.of(own), inputs=inputs)
     if saved["architecture"] is None:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from demur.classifier import trunks
 from demur.classifier.builders import builder
 from demur.classifier.extras import import_extra
-from demur.classifier.kinds import Images, steps_to_epochs
+from demur.classifier.kinds import Images, Ready, steps_to_epochs
 from demur.classifier.tokens import LONGEST, Tokens, special_tokens
 from demur.names import choose
 from demur.networks import HeadedNetwork, Network
@@ -42,9 +42,10 @@ class Backbone:
 
     name: str
     trunk: nn.Module = field(repr=False)
-    inputs: Images | Tokens = field(repr=False)
+    inputs: Images | Tokens | Ready = field(repr=False)
     architecture: str | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    head: str | None = None  # of a network that is adopted, the layer that was taken off
 
     @classmethod
     def of(
@@ -72,6 +73,8 @@ class Backbone:
     def width(self) -> int:
         """Of its features."""
         few = self.inputs.read(["a"]) if isinstance(self.inputs, Tokens) else torch.zeros(1, *self.inputs.shape)
+        if isinstance(self.inputs, Ready) and not self.inputs.floating:
+            few = torch.ones(1, *self.inputs.shape, dtype=torch.long)
         with torch.no_grad():
             features = self.trunk(few)
         if not isinstance(features, Tensor) or features.dim() != 2:
@@ -81,7 +84,7 @@ class Backbone:
     def network(self, tune: str, name: str | None) -> Network:
         """What is trained: a network on its features, or itself, as far as `tune` says, under a new head."""
         if tune == "head":
-            return builder(name or "mlp", "tables", (self.width,))
+            return builder(name or ("mlp" if self.head is None else "linear"), "tables", (self.width,))
         if name is not None:
             raise ValueError(f"network {name!r} and a backbone that is tuned are two networks; give one of them")
         return Headed(self.trunk, self.width, tune)

@@ -30,16 +30,21 @@ def convnet(
     return HeadedNetwork(features, widths[-1], num_outputs).to(memory_format=CONVOLUTIONS)  # type: ignore[call-overload]
 
 
+def linear(num_outputs: int, *, inputs: int) -> nn.Module:
+    """A head alone, on features."""
+    return HeadedNetwork(nn.Flatten(), inputs, num_outputs)
+
+
 LARGE = 48  # pixels
 
 BUILDERS: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
-    {"mlp": mlp, "lenet": lenet, "convnet": convnet, "wide_resnet": wide_resnet, "gru": gru}
+    {"mlp": mlp, "lenet": lenet, "convnet": convnet, "wide_resnet": wide_resnet, "gru": gru, "linear": linear}
 )
 
 # what each kind of data says of the networks that it can be given to; shape is that of one input, or the vocabulary
 ARGUMENTS: Mapping[str, Mapping[str, Callable[[Sequence[int]], dict[str, Any]]]] = MappingProxyType(
     {
-        "tables": {"mlp": lambda shape: {"inputs": shape[0]}},
+        "tables": {"mlp": lambda shape: {"inputs": shape[0]}, "linear": lambda shape: {"inputs": shape[0]}},
         "images": {
             "mlp": lambda shape: {"inputs": math.prod(shape)},
             "lenet": lambda shape: {"channels": shape[0], "size": _side(shape)},

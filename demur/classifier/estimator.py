@@ -187,7 +187,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         self.encoder_: Encoder | None = None
         if self.backbone_ and self.tune == "head":
             self.encoder_, (inside, tuned, calibrating), source, unseen = as_features(
-                self.backbone_.trunk, (inside, tuned, calibrating), source, unseen, device_of(self.device), self.cache
+                self.backbone_, (inside, tuned, calibrating), source, unseen, device_of(self.device), self.cache
             )
         augment = augmentation(self.augment, kind, inside.x.shape, frozen=self.encoder_ is not None)
         data = TrainingData(inside, tuned, source, augment)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.checkpoint import state_of
+from demur.classifier.backbones import Backbone
 from demur.classifier.tables import FARTHEST
 from demur.networks import as_input
 from demur.provenance import digest
@@ -89,19 +90,25 @@ def compute_features(trunk: nn.Module, x: Tensor, device: torch.device, cache: P
 
 
 def as_features(
-    trunk: nn.Module,
+    backbone: Backbone,
     splits: Sequence[Split],
     source: OutlierSource | None,
     unseen: Tensor | None,
     device: torch.device,
     cache: str | Path | None,
 ) -> tuple[Encoder, list[Split], OutlierSource | None, Tensor | None]:
-    """What a fit sees as features, scaled by the first of the splits; of outliers no more than are worth their time."""
+    """What a fit sees as features, scaled by the first of the splits; of outliers no more than are worth their time.
+
+    The head of an adopted network is trained already, and takes them as they are.
+    """
     folder = None if cache is None else Path(cache)
-    encoder = Encoder(trunk, Scaling.of(compute_features(trunk, splits[0].x, device, folder)))
+    first = compute_features(backbone.trunk, splits[0].x, device, folder)
+    width = first.shape[1]
+    scaling = Scaling.of(first) if backbone.head is None else Scaling((0.0,) * width, (1.0,) * width)
+    encoder = Encoder(backbone.trunk, scaling)
 
     def encoded(x: Tensor) -> Tensor:
-        return encoder(x, device, folder)
+        return scaling(first) if x is splits[0].x else encoder(x, device, folder)
 
     if source is not None:
         pool = source.epoch(generator_for("features"))
