@@ -16,7 +16,7 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from demur.classifier import keeping, kinds
+from demur.classifier import keeping, kinds, sharing
 from demur.classifier.augmentation import augmentation
 from demur.classifier.backbones import Backbone, resolve_backbone, suggest_backbone
 from demur.classifier.builders import logits_of, wrap_logits
@@ -174,12 +174,12 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         train, tuning, calibration = split_rows(codes, self.validation, self.coverage, seed, self.by_class, gaps)
         self.held_out_ = torch.cat([tuning, calibration]).numpy()
         self.preprocessing_ = (
-            self.backbone_.inputs if self.backbone_ else kinds.learn_preprocessing(take_rows(inputs, train), kind)
+            self.backbone_.inputs if self.backbone_ else kinds.learn_preprocessing(kinds.take_rows(inputs, train), kind)
         )
         self.likelihood_ = method.likelihood(len(self.classes_))
 
         def split(rows: Tensor) -> Split:
-            return Split(self.preprocessing_.read(take_rows(inputs, rows)), codes[rows])
+            return Split(self.preprocessing_.read(kinds.take_rows(inputs, rows)), codes[rows])
 
         resampled = balance_rows(train, codes) if self.balance else train
         inside, tuned, calibrating = split(resampled), split(tuning), split(calibration)
@@ -380,6 +380,11 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         check_is_fitted(self)
         keeping.save(self, path)
 
+    def push_to_hub(self, repo: str, *, private: bool = False, notes: str = "") -> str:
+        """Upload the model and a card to `me/name` on the Hugging Face hub; returns the name that `load` takes."""
+        check_is_fitted(self)
+        return sharing.push_model(self, repo, private, notes)
+
     @classmethod
     def load(
         cls,
@@ -389,11 +394,5 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         backbone: nn.Module | Backbone | None = None,
         device: str = "auto",
     ) -> "Classifier":
-        """Read a model back; `network` and `backbone` are needed where it was fitted with such of your own."""
+        """Read a model back, also `hf:me/name@COMMIT`; `network` or `backbone` where it was fitted with your own."""
         return keeping.load(cls, path, network, backbone, device)
-
-
-def take_rows(inputs: Any, rows: Tensor) -> Any:
-    if isinstance(inputs, pd.DataFrame):
-        return inputs.iloc[rows.numpy()]
-    return [inputs[row] for row in rows.tolist()] if isinstance(inputs, list) else inputs[rows.numpy()]

@@ -11,7 +11,7 @@ from torch import nn
 
 import demur
 from demur.checkpoint import state_of
-from demur.classifier import backbone_file, kinds
+from demur.classifier import backbone_file, kinds, sharing
 from demur.classifier.backbones import Backbone
 from demur.classifier.builders import describe_network
 from demur.classifier.conformal import calibration_from_json
@@ -66,6 +66,9 @@ def load(
     backbone: nn.Module | Backbone | None,
     device: str,
 ) -> "Classifier":
+    source = str(path)
+    if source.startswith(sharing.PREFIX):
+        path, source = sharing.fetch_model(source)
     with read_model(path) as (saved, posterior, weights), telling_damage(path):
         model = kind(**with_current_names(saved["parameters"]) | {"device": device})
         model.kind = current(model.kind)
@@ -99,6 +102,7 @@ def load(
                 )
             check_size(build, posterior)
         model.posterior_ = load_posterior(posterior, build, device_of(model.device))
+        model.source_ = source
     return model
 
 

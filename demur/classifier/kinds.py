@@ -343,3 +343,9 @@ def from_json(saved: Mapping[str, Any]) -> Preprocessing:
     if "columns" in values:
         return MixedTables(columns_from_json(values["columns"]))
     return choose(STORED, current(saved["kind"]), "kind of data")(**values)
+
+
+def take_rows(inputs: Any, rows: Tensor) -> Any:
+    if isinstance(inputs, pd.DataFrame):
+        return inputs.iloc[rows.numpy()]
+    return [inputs[row] for row in rows.tolist()] if isinstance(inputs, list) else inputs[rows.numpy()]
