@@ -3,15 +3,23 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+import yaml
+from PIL import Image
+from sklearn.datasets import load_digits
 
+from demur.cli.program import run
 from demur.paper.published import printed_values
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text("utf-8")
-TASKS = {"MNIST": "mnist", "Fashion-MNIST": "fashion_mnist"}
+TASKS = {"MNIST": "mnist", "Fashion-MNIST": "fashion_mnist", "SST": "sst", "TREC": "trec"}
+IMAGES = ("mnist", "fashion_mnist")  # the paper's texts are not comparable
 ROW = re.compile(r"^\| `(?P<method>[\w+]+)`(?P<by> by the score `none_share`)?[^|]*\|(?P<cells>.+)\|$", re.MULTILINE)
+COLUMN = re.compile(r"(?P<task>[\w-]+), (?P<seeds>\d) seeds")
+SHELL = re.search(r"From the shell:\n\n```\n(.*?)```", TEXT, re.DOTALL).group(1)
 CELL = re.compile(r"(?P<mean>[\d.]+) ± (?P<spread>[\d.]+)(?: \((?P<printed>[\d.]+)\))?")
 
 
@@ -31,19 +39,51 @@ def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert len(names["prediction"].none) == len(names["task"].testing.ood["letters"])
 
 
+def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """On 8-pixel digits, three epochs instead of as many as suit the data."""
+    monkeypatch.chdir(tmp_path)
+    digits = load_digits()
+    images = (digits.images * 15.9).astype(np.uint8)
+    for folder, chosen in {"images": slice(0, 300), "test": slice(300, 360), "new": slice(360, 380)}.items():
+        for number, (image, y) in enumerate(zip(images[chosen], digits.target[chosen], strict=True)):
+            save(tmp_path / folder / str(y % 3) / f"{number}.png", image)
+    for folder in ("others", "strange"):
+        for number, image in enumerate(images[400:460]):
+            save(tmp_path / folder / f"{number}.png", image.T[::-1])
+    commands = [line.split("#")[0].split()[1:] for line in SHELL.splitlines() if line.startswith("demur ")]
+    assert [command[0] for command in commands] == ["fit", "predict", "evaluate", "export"]
+    commands[0] += ["--epochs", "3", "--device", "cpu"]
+    for command in commands:
+        monkeypatch.setattr("sys.argv", ["demur", *command])
+        assert run() == 0, command
+    assert len((tmp_path / "answers.csv").read_text("utf-8").splitlines()) == 21
+    assert (tmp_path / "report" / "index.html").is_file()
+    assert (tmp_path / "model.onnx").is_file()
+
+
+def save(path: Path, image: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(image).save(path)
+
+
+def test_what_make_is_asked_for_is_there():
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    assert {"demo", "test", "docs"} <= set(re.findall(r"\bmake (\w+)(?:    #|`)", TEXT)) <= targets
+
+
 def test_the_numbers_are_those_of_the_tables(results: pd.DataFrame):
+    columns = [(TASKS[of["task"]], int(of["seeds"])) for of in COLUMN.finditer(TEXT)]
     rows = list(ROW.finditer(TEXT))
-    assert len(rows) >= 7
+    assert 7 <= len(rows) <= 8
+    assert len(columns) == len(TASKS)
     for row in rows:
         metric = "none_share_fpr95" if row["by"] else "fpr95"
-        cells = list(CELL.finditer(row["cells"]))
-        assert len(cells) == len(TASKS)
-        for task, cell in zip(TASKS.values(), cells, strict=True):
+        for (task, seeds), cell in zip(columns, CELL.finditer(row["cells"]), strict=True):
             of = results[(results["task"] == task) & (results["method"] == row["method"])]
             values = 100 * of.loc[of["metric"] == metric, "value"]
-            assert len(values) == 3
+            assert len(values) == seeds
             assert (cell["mean"], cell["spread"]) == (f"{values.mean():.1f}", f"{values.std():.1f}")
-            assert (cell["printed"] is None) == bool(row["by"])
+            assert (cell["printed"] is None) == (bool(row["by"]) or task not in IMAGES)
 
 
 def test_the_printed_values_are_the_papers():
@@ -56,6 +96,14 @@ def test_the_printed_values_are_the_papers():
         for task, cell in zip(TASKS.values(), CELL.finditer(row["cells"]), strict=True):
             if cell["printed"]:
                 assert float(cell["printed"]) == pytest.approx(100 * printed[task, row["method"]], abs=0.051)
+
+
+def test_what_it_cites_is_what_the_citation_file_cites():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))["preferred-citation"]
+    bibtex = re.search(r"```bibtex\n(.*?)```", TEXT, re.DOTALL).group(1).replace("{B}", "B")
+    assert cited["title"] in bibtex
+    assert cited["collection-title"] in bibtex
+    assert all(f"{author['family-names']}, {author['given-names']}" in bibtex for author in cited["authors"])
 
 
 def test_files_that_it_links_to_are_there():
