@@ -1,8 +1,7 @@
 """`Classifier`: fit, predict and decide on numpy, torch or pandas, by the same loop and average as everything else."""
 
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Self
@@ -25,11 +24,11 @@ from demur.classifier.decision import calibrate_decision, class_probs, default_s
 from demur.classifier.features import Encoder, as_features
 from demur.classifier.fitting import (
     describe_prior,
+    gather_outliers,
     measure_held_out,
     resolve_inference,
-    split_outliers,
+    resolve_recipe,
     split_rows,
-    warn_if_sharpness_tells,
 )
 from demur.classifier.labels import balance_rows, encode_labels
 from demur.classifier.limits import curve_to_json, fit_within_limit, parse_duration, watch_recipe
@@ -40,13 +39,10 @@ from demur.methods import Method, parse_method
 from demur.metrics import Array, Prediction
 from demur.names import choose
 from demur.networks import Network
-from demur.outliers.synthetic import BY_DEFAULT
-from demur.outliers.values import Given, Shown, SpectrumMatched, Synthetic, build, leaves, mix, parse
-from demur.outliers.values import given as given_ones
+from demur.outliers.values import Shown
 from demur.predictive import predict_scored
 from demur.scores import Score
-from demur.streams import generator_for
-from demur.training_data import Augment, OutlierSource, Recipe, Split, TrainingData
+from demur.training_data import Augment, Split, TrainingData
 
 
 @dataclass(frozen=True)
@@ -183,7 +179,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
 
         resampled = balance_rows(train, codes) if self.balance else train
         inside, tuned, calibrating = split(resampled), split(tuning), split(calibration)
-        name, source, unseen = self._outliers(outliers, inside.x, tuned.x, seed)
+        name, source, unseen = gather_outliers(self, outliers, inside.x, tuned.x, seed)
         self.encoder_: Encoder | None = None
         if self.backbone_ and self.tune == "head":
             self.encoder_, (inside, tuned, calibrating), source, unseen = as_features(
@@ -192,7 +188,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         augment = augmentation(self.augment, kind, inside.x.shape, frozen=self.encoder_ is not None)
         data = TrainingData(inside, tuned, source, augment)
         self.network_, self.wraps_logits_ = self._network(inside.x[:2])
-        recipe = watch_recipe(self._recipe(len(train), seed), self.patience, data)
+        recipe = watch_recipe(resolve_recipe(self, len(train), seed), self.patience, data)
         inference = resolve_inference(
             method,
             self.network_,
@@ -247,46 +243,6 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
             return kinds.as_tensor(X, what)
         return kinds.table_of(self, X, what, None if fitting else self.preprocessing_)
 
-    def _outliers(
-        self, outliers: Any, inliers: Tensor, held_out: Tensor, seed: int
-    ) -> tuple[str, OutlierSource | None, Tensor | None]:
-        """Training outliers by name and source, and held-out ones of the same sort to measure abstention on."""
-        synthetic = parse(self.synthetic) if isinstance(self.synthetic, str) else self.synthetic
-        if self.likelihood_.outside is None:
-            if outliers is not None or synthetic is not None:
-                raise ValueError(
-                    f"outliers were given, but method {self.method!r} does not train with them; choose one with '+nc', "
-                    "'+sl', '+ml' or '+oe', or leave them out"
-                )
-            return "none", None, None
-        if isinstance(outliers, str):
-            raise ValueError(
-                f"outliers {outliers!r} is a name; give inputs like X, or Classifier(synthetic={outliers!r}) to have "
-                "some made from X"
-            )
-        kind, groups = self.preprocessing_.synthetic_kind, getattr(self.preprocessing_, "groups", ())
-        # whatever else is shown, a category or a gap that was never seen is to count against an input
-        unseen_too = [Synthetic("unseen")] if any(group.unseen for group in groups) else []
-        if outliers is None:
-            shown = mix(synthetic or parse(BY_DEFAULT[kind]), *unseen_too)
-            if any(isinstance(leaf, Given | SpectrumMatched) for leaf in leaves(shown)):
-                raise ValueError(f"synthetic {str(shown)!r} goes beside real outliers, and there are none; give some")
-            source = build(shown, kind, inliers, groups=groups)
-            if kind == "texts":
-                warnings.warn(
-                    "outliers of texts are made from their own words; real ones do better: any other texts at all, "
-                    "as fit(X, y, outliers=texts)",
-                    stacklevel=4,
-                )
-            held_out_source = build(shown, kind, held_out, groups=groups)
-            return str(shown), source, held_out_source.epoch(generator_for("unseen outliers", seed))
-        given = self.inputs(outliers, "outliers")
-        trained, unseen = split_outliers(given, self.validation, seed)
-        shown = mix(given_ones(), *(leaves(synthetic) if synthetic else ()), *unseen_too)
-        if kind == "images" and not any(isinstance(leaf, SpectrumMatched) for leaf in leaves(shown)):
-            warn_if_sharpness_tells(inliers, trained)
-        return f"{len(given)} {shown}", build(shown, kind, inliers, given=trained, groups=groups), unseen
-
     def _network(self, x: Tensor) -> tuple[Network, bool]:
         """The function that builds the network, and whether its networks return objects with `.logits`."""
         if self.backbone_ is not None and not callable(self.network):
@@ -296,13 +252,6 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         with torch.random.fork_rng(devices=[]):
             _, wraps = logits_of(self.network(self.likelihood_.num_outputs), x)
         return (wrap_logits(self.network) if wraps else self.network), wraps
-
-    def _recipe(self, count: int, seed: int) -> Recipe:
-        default = self.backbone_.recipe(self.tune, count) if self.backbone_ else self.preprocessing_.recipe(count)
-        given = {name: getattr(self, name) for name in ("epochs", "batch_size", "lr")}
-        settings = {name: value for name, value in given.items() if value is not None}
-        numbers = {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
-        return replace(default, seed=seed, **numbers)
 
     # answering -----------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
-"""Which rows a fit holds out, which inference it uses, and what it reports."""
+"""Which rows a fit holds out, what outliers it shows, its recipe and inference, and what it reports."""
 
 import math
 import warnings
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,8 +15,15 @@ from demur.methods import Method
 from demur.metrics import Prediction
 from demur.networks import Network
 from demur.outliers.sharpness import LEAK, auroc_by_sharpness
+from demur.outliers.synthetic import BY_DEFAULT
+from demur.outliers.values import Given, SpectrumMatched, Synthetic, build, leaves, mix, parse
+from demur.outliers.values import given as given_ones
 from demur.posterior import Posterior
 from demur.streams import generator_for
+from demur.training_data import OutlierSource, Recipe
+
+if TYPE_CHECKING:
+    from demur.classifier.estimator import Classifier
 
 STEADY = 5  # times as many inliers as the guarantee needs
 TUNING = 19  # inliers that a prior can be tuned with, where there are few
@@ -65,6 +72,56 @@ def split_outliers(outliers: Tensor, fraction: float, seed: int) -> tuple[Tensor
     count = min(UNSEEN, math.ceil(fraction * len(outliers)))
     order = torch.randperm(len(outliers), generator=generator_for("held out outliers", seed))
     return outliers[order[count:].sort().values], outliers[order[:count].sort().values]
+
+
+def gather_outliers(
+    model: "Classifier", outliers: Any, inliers: Tensor, held_out: Tensor, seed: int
+) -> tuple[str, OutlierSource | None, Tensor | None]:
+    """Training outliers by name and source, and held-out ones of the same sort to measure abstention on."""
+    synthetic = parse(model.synthetic) if isinstance(model.synthetic, str) else model.synthetic
+    if model.likelihood_.outside is None:
+        if outliers is not None or synthetic is not None:
+            raise ValueError(
+                f"outliers were given, but method {model.method!r} does not train with them; choose one with '+nc', "
+                "'+sl', '+ml' or '+oe', or leave them out"
+            )
+        return "none", None, None
+    if isinstance(outliers, str):
+        raise ValueError(
+            f"outliers {outliers!r} is a name; give inputs like X, or Classifier(synthetic={outliers!r}) to have "
+            "some made from X"
+        )
+    kind, groups = model.preprocessing_.synthetic_kind, getattr(model.preprocessing_, "groups", ())
+    # whatever else is shown, a category or a gap that was never seen is to count against an input
+    unseen_too = [Synthetic("unseen")] if any(group.unseen for group in groups) else []
+    if outliers is None:
+        shown = mix(synthetic or parse(BY_DEFAULT[kind]), *unseen_too)
+        if any(isinstance(leaf, Given | SpectrumMatched) for leaf in leaves(shown)):
+            raise ValueError(f"synthetic {str(shown)!r} goes beside real outliers, and there are none; give some")
+        source = build(shown, kind, inliers, groups=groups)
+        if kind == "texts":
+            warnings.warn(
+                "outliers of texts are made from their own words; real ones do better: any other texts at all, "
+                "as fit(X, y, outliers=texts)",
+                stacklevel=4,
+            )
+        held_out_source = build(shown, kind, held_out, groups=groups)
+        return str(shown), source, held_out_source.epoch(generator_for("unseen outliers", seed))
+    given = model.inputs(outliers, "outliers")
+    trained, unseen = split_outliers(given, model.validation, seed)
+    shown = mix(given_ones(), *(leaves(synthetic) if synthetic else ()), *unseen_too)
+    if kind == "images" and not any(isinstance(leaf, SpectrumMatched) for leaf in leaves(shown)):
+        warn_if_sharpness_tells(inliers, trained)
+    return f"{len(given)} {shown}", build(shown, kind, inliers, given=trained, groups=groups), unseen
+
+
+def resolve_recipe(model: "Classifier", count: int, seed: int) -> Recipe:
+    """What goes with the kind and the amount of data, and in its place what the estimator was given."""
+    default = model.backbone_.recipe(model.tune, count) if model.backbone_ else model.preprocessing_.recipe(count)
+    given = {name: getattr(model, name) for name in ("epochs", "batch_size", "lr")}
+    settings = {name: value for name, value in given.items() if value is not None}
+    numbers = {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
+    return replace(default, seed=seed, **numbers)
 
 
 def resolve_inference(
