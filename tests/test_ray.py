@@ -1,4 +1,4 @@
-"""A study on a Ray cluster of two nodes: the same bytes, though one of them dies. About 40 seconds."""
+"""A study on a Ray cluster of two nodes: the same bytes, though one of them dies. About 25 seconds."""
 
 import sys
 from collections.abc import Iterator
@@ -17,6 +17,7 @@ from demur.study.engine import Place, Workers, plan, results_of, run_cells
 from demur.study.grid import Cell
 from demur.study.opening import open_study
 from demur.tasks import Store
+from tests.ray_nodes import ray_nodes
 from tests.test_study import bytes_of_predictions, lethal, nothing, of
 
 NOWHERE = Store(Path("nowhere"))
@@ -35,12 +36,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Any]:
-    from ray.cluster_utils import Cluster
-
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    nodes.add_node(num_cpus=1)
-    yield nodes
-    nodes.shutdown()
+    with ray_nodes(head_cpus=1, others=1) as nodes:
+        yield nodes
 
 
 def test_a_node_that_does_not_see_the_results_sends_them_and_what_kills_its_process_is_given_up(
