@@ -1,7 +1,7 @@
 """Commands for a model in use: serve, monitor, calibrate."""
 
-import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,12 +13,14 @@ from demur.cli.progress import counting
 from demur.cli.shared import DeviceName, parse_device
 
 if TYPE_CHECKING:
+    from demur.serving.app import Settings
     from demur.serving.monitor import Report
 
 app = typer.Typer()
 
 Level = Annotated[float, typer.Option(help="Probability of a false alarm, at most.")]
 EXTRA = "pip install 'demur[serve]'"
+ENGINES = ("here", "ray")
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -41,11 +43,15 @@ def serve(
     max_body: Annotated[int, typer.Option(min=1, help="MiB of a request.")] = 8,
     max_inputs: Annotated[int, typer.Option(min=1, help="Inputs of a request.")] = 256,
     device: DeviceName = "auto",
+    engine: Annotated[str, typer.Option(help="here, or ray for replicas on Ray Serve.")] = "here",
+    replicas: Annotated[int | None, typer.Option(min=1, help="Servers behind Ray's proxy; 1 by default.")] = None,
+    address: Annotated[str | None, typer.Option(help="Of a Ray cluster; else one here, or a new one.")] = None,
 ) -> None:
     """Answer over HTTP: a page at /, plain JSON at /v1/predict, Open Inference Protocol at /v2, /metrics, /docs.
 
     Models are loaded anew when their files change, or on SIGHUP. Ctrl-C finishes what was accepted.
     """
+    _check_engine(engine, replicas, address)
     try:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
@@ -57,7 +63,7 @@ def serve(
 
     from demur.serving.app import Settings, create_app
     from demur.serving.batching import Batching
-    from demur.serving.guard import JsonLines
+    from demur.serving.guard import log_json_lines
     from demur.serving.hosted import Hosting, named_models
     from demur.serving.limits import Limits
     from demur.serving.running import bound, run
@@ -65,29 +71,62 @@ def serve(
     torch.set_num_threads(threads)
     token = None if token_file is None else _token(token_file)
     settings = Settings(
-        Hosting(parse_device(device), memory * 2**20, Batching(most=batch, room=queue), level),
+        Hosting(
+            parse_device(device) if engine == "here" else device,
+            memory * 2**20,
+            Batching(most=batch, room=queue),
+            level,
+        ),
         Limits(body=max_body * 2**20, inputs=max_inputs),
         token,
         keep_inputs,
     )
     named = named_models(models)
+    if engine == "ray":
+        _serve_on_ray(named, settings, host, port, replicas or 1, address, threads)
+        return
     with bound(host, port) as listening:
         web, server = create_app(named, settings)
-        if token is None and host not in LOCAL:
-            print(f"demur: note: whoever reaches {host} can ask; --token-file keeps others out", file=sys.stderr)
-        _log_lines(JsonLines())
-        at = f"[{host}]" if ":" in host else host
-        print(f"serving {', '.join(named)} at http://{at}:{listening.getsockname()[1]}", flush=True)
+        log_json_lines()
+        _tell(named, "", host, listening.getsockname()[1], settings)
         run(web, server, listening)
 
 
-def _log_lines(form: logging.Formatter) -> None:
-    lines = logging.StreamHandler()
-    lines.setFormatter(form)
-    for name in ("demur.serving", "uvicorn"):
-        logging.getLogger(name).handlers = [lines]
-        logging.getLogger(name).propagate = False
-    logging.getLogger("demur.serving").setLevel(logging.INFO)
+def _check_engine(engine: str, replicas: int | None, address: str | None) -> None:
+    if engine not in ENGINES:
+        raise ValueError(f"unknown engine {engine!r}; there are {' and '.join(ENGINES)}")
+    for name, value in (("replicas", replicas), ("address", address)):
+        if value is not None and engine != "ray":
+            raise ValueError(f"{name} {value!r} is for Ray; add --engine ray")
+
+
+def _serve_on_ray(
+    models: Mapping[str, Path],
+    settings: "Settings",
+    host: str,
+    port: int,
+    replicas: int,
+    address: str | None,
+    threads: int,
+) -> None:
+    from demur.classifier import Classifier
+    from demur.serving.replicas import served_on_ray, wait_for_signal
+    from demur.serving.running import bound
+
+    for path in models.values():
+        Classifier.load(path, device="cpu")  # what is wrong with a file is said here, not in a replica's log
+    with bound(host, port) as free:
+        port = free.getsockname()[1]
+    with served_on_ray(models, settings, (host, port), replicas, address, threads):
+        _tell(models, f" by {replicas} replica{'s' * (replicas > 1)}", host, port, settings)
+        wait_for_signal()
+
+
+def _tell(models: Mapping[str, Path], by: str, host: str, port: int, settings: "Settings") -> None:
+    if settings.token is None and host not in LOCAL:
+        print(f"demur: note: whoever reaches {host} can ask; --token-file keeps others out", file=sys.stderr)
+    at = f"[{host}]" if ":" in host else host
+    print(f"serving {', '.join(models)}{by} at http://{at}:{port}", flush=True)
 
 
 def _token(file: Path) -> str:

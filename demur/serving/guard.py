@@ -134,3 +134,13 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def log_json_lines() -> None:
+    """What the server and uvicorn log, to stderr and nowhere else."""
+    lines = logging.StreamHandler()
+    lines.setFormatter(JsonLines())
+    for name in ("demur.serving", "uvicorn"):
+        logging.getLogger(name).handlers = [lines]
+        logging.getLogger(name).propagate = False
+    logging.getLogger("demur.serving").setLevel(logging.INFO)
