@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import json
 import os
 import shutil
 import threading
@@ -115,34 +114,6 @@ def test_bad_input_gets_one_sentence(port, path, body, status, said):
     assert said in answer["error"]
     assert "Traceback" not in answer["error"]
     assert "\n" not in answer["error"]
-
-
-def test_the_protocol_gives_the_same_answers_as_json_and_as_binary_data(port):
-    x = np.array([[2.0, 2.1, 1.9], [-2.0, -1.9, -2.2]])
-    _, plain, _ = ask(port, "/v1/models/table/predict", {"inputs": x.tolist()})
-    tensor = {"name": "input", "datatype": "FP64", "shape": [2, 3]}
-    status, in_json, _ = ask(port, "/v2/models/table/infer", {"id": "7", "inputs": [{**tensor, "data": x.tolist()}]})
-    assert status == 200, in_json
-    assert in_json["id"] == "7"
-    outputs = {output["name"]: output for output in in_json["outputs"]}
-    assert outputs["decision"]["data"] == [answer["decision"] for answer in plain["answers"]]
-    given = {**tensor, "parameters": {"binary_data_size": x.nbytes}}
-    head = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}}).encode()
-    length = {"Inference-Header-Content-Length": str(len(head))}
-    status, raw, headers = ask(port, "/v2/models/table/infer", head + x.tobytes(), length)
-    assert status == 200, raw
-    start = int(headers["inference-header-content-length"])
-    sizes = {each["name"]: each["parameters"]["binary_data_size"] for each in json.loads(raw[:start])["outputs"]}
-    assert start + sum(sizes.values()) == len(raw)
-    at = start + sizes["decision"] + sizes["label"]
-    scores = np.frombuffer(raw[at : at + sizes["outlier_score"]])
-    np.testing.assert_allclose(scores, [answer["outlier_score"] for answer in plain["answers"]], atol=1e-6)
-    _, texts, _ = ask(
-        port,
-        "/v2/models/text/infer",
-        {"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1], "data": ["wave tide"]}]},
-    )
-    assert texts["outputs"][1]["data"] == ["sea"]
 
 
 def test_health_metadata_metrics_and_documentation_are_there(port):

@@ -10,6 +10,7 @@ import logging
 import re
 import secrets
 import time
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,7 +53,9 @@ class Guard:
         self._requests += 1
         try:
             self._check(scope, headers)
-            body = await self._body(headers, receive)
+            body = decompress(
+                await self._body(headers, receive), headers.get("content-encoding", ""), self._limits.body
+            )
             held = len(body)
             self._bytes += held
             await self._app(scope, replay(body, receive), sending)
@@ -97,6 +100,25 @@ class Guard:
         self._instruments.request(told.get("model", ""), status, seconds)
         fields = {"request": scope["state"]["request"], "method": scope["method"], "path": scope["path"][:200]}
         log.info("request", extra={"fields": fields | {"status": status, "ms": round(1e3 * seconds, 2)} | told})
+
+
+def decompress(body: bytes, encoding: str, most: int) -> bytes:
+    """A body as it was before the client compressed it; never more than `most` bytes are made of it."""
+    encoding = encoding.strip().lower()
+    if encoding in ("", "identity"):
+        return body
+    if encoding not in ("gzip", "deflate"):
+        raise Refused(f"content-encoding {encoding[:20]!r} is not read; send gzip, deflate or none", 415)
+    reader = zlib.decompressobj(zlib.MAX_WBITS | 32)  # the head of either tells which it is
+    try:
+        whole = reader.decompress(body, most + 1)
+    except zlib.error as error:
+        raise Refused(f"the request is no {encoding} ({error}); compress it again") from None
+    if len(whole) > most:
+        raise Refused(f"the request has more than {most} bytes when decompressed; send fewer", 413)
+    if not reader.eof or reader.unused_data:
+        raise Refused(f"the request is no whole {encoding}; compress it again")
+    return whole
 
 
 def new_id() -> str:

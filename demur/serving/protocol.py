@@ -200,6 +200,8 @@ def response(given: Mapping[str, Any], head: dict[str, Any], found: Sequence[Ans
     asked = given.get("outputs") or [{"name": name} for name in every]
     if not isinstance(asked, list) or not all(isinstance(each, dict) and each.get("name") in every for each in asked):
         raise Refused(f"outputs must be a list of names: {', '.join(every)}")
+    if any(isinstance(each.get("parameters"), dict) and each["parameters"].get("classification") for each in asked):
+        raise Refused("the classification extension is not there; ask for the outputs label and probabilities")
     outputs, tail = [], b""
     for each in asked:
         datatype, values = every[each["name"]]
