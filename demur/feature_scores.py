@@ -10,6 +10,7 @@ With a none class, a head's rows are those of the classes alone.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -18,6 +19,20 @@ from torch.nn import functional as F
 Fitted = Mapping[str, Tensor]
 NEIGHBOURS = 50  # the k of k nearest neighbours: OpenOOD's for 50,000 training inputs
 ROWS = 1024  # inputs compared with all training features at a time
+
+SHAPES: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {  # of what each learns: the names of the dimensions, alike where they are of one size
+        "knn": {"neighbours": ("inputs", "features"), "k": ()},
+        "rmds": {
+            "within": ("features", "directions"),
+            "means": ("seen classes", "directions"),
+            "all": ("features", "all directions"),
+            "mean": ("all directions",),
+        },
+        "vim": {"origin": ("features",), "residual": ("features", "directions"), "scale": ()},
+        "fdbd": {"mean": ("features",), "weight": ("classes", "features"), "bias": ("classes",)},
+    }
+)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from demur.feature_scores import Fitted, Training, fdbd, fit_fdbd, fit_knn, fit_rmds, fit_vim, knn, rmds, vim
+from demur.feature_scores import SHAPES, Fitted, Training, fdbd, fit_fdbd, fit_knn, fit_rmds, fit_vim, knn, rmds, vim
 from demur.metrics import Array, Prediction, confidence, double, entropy, spread
 from demur.names import choose_or_import
 
@@ -125,7 +125,9 @@ class Score:
     """`of(prediction, fitted)` is high for outliers, (N,), or None where it needs a none class and there is none.
 
     `needs` are `PARTS` of the prediction. `fit` learns plain tensors from training inputs, which `of` is given as
-    `fitted`. `colour` is for drawings, and `bounded` says whether reports bound what is computed with it.
+    `fitted`. `colour` is for drawings, and `bounded` says whether reports bound what is computed with it. A score
+    `of_samples` is how far these differ, so zero of a single network. `shapes` has the names of the dimensions of what
+    was learned, by which a model file is checked.
     """
 
     name: str
@@ -135,6 +137,8 @@ class Score:
     fit: Callable[[Training], Fitted] | None = None
     colour: str = "#666666"
     bounded: bool = True
+    of_samples: bool = False
+    shapes: Mapping[str, tuple[str, ...]] | None = None
 
     def __post_init__(self) -> None:
         if unknown := set(self.needs) - set(PARTS):
@@ -176,14 +180,21 @@ SCORES: Mapping[str, Score] = MappingProxyType(
                 _of_probs(mutual_information_score),
                 colour="#999999",
                 bounded=False,
+                of_samples=True,
             ),
             Score("doubt", "both kinds of doubt", _of_probs(doubt_score), colour="#cc79a7"),
             Score("max_logit", "max. logit", _of_probs(max_logit_score), _LOGITS),
             Score("energy", "energy", _of_probs(energy_score), _LOGITS, colour="#56b4e9"),
             Score("gen", "generalised entropy", _of_probs(gen_score), _LOGITS),
-            Score("logit_variance", "variance of logits", _of_probs(logit_variance_score), ("logit_variance",)),
-            Score("knn", "nearest neighbours", _of_features(knn), _FEATURES, fit_knn, "#117733"),
-            Score("rmds", "relative Mahalanobis", _of_features(rmds), _FEATURES, fit_rmds),
+            Score(
+                "logit_variance",
+                "variance of logits",
+                _of_probs(logit_variance_score),
+                ("logit_variance",),
+                of_samples=True,
+            ),
+            Score("knn", "nearest neighbours", _of_features(knn), _FEATURES, fit_knn, "#117733", shapes=SHAPES["knn"]),
+            Score("rmds", "relative Mahalanobis", _of_features(rmds), _FEATURES, fit_rmds, shapes=SHAPES["rmds"]),
             Score(
                 "vim",
                 "virtual logit",
@@ -191,8 +202,9 @@ SCORES: Mapping[str, Score] = MappingProxyType(
                 ("logits", "features"),
                 fit_vim,
                 "#882255",
+                shapes=SHAPES["vim"],
             ),
-            Score("fdbd", "distance to boundaries", _of_features(fdbd), _FEATURES, fit_fdbd),
+            Score("fdbd", "distance to boundaries", _of_features(fdbd), _FEATURES, fit_fdbd, shapes=SHAPES["fdbd"]),
         )
     }
 )

@@ -44,6 +44,7 @@ def adopt(
     batch_size: int | None = None,
     lr: float | None = None,
     coverage: float = 0.95,
+    abstain_by: str | None = None,
     validation: float = 0.1,
     device: str = "auto",
     random_state: int | np.random.RandomState | None = 0,
@@ -59,7 +60,7 @@ def adopt(
     a none class. `tune` says what is trained: the `head` alone, on features that are computed once; the `last` blocks
     with it; or `all`. How long and how fast a head is trained is chosen by validation data, of what was trained with a
     quarter, unless `epochs` and `lr` say; it is not at all where that would cost accuracy. `epochs=0` leaves the
-    weights as they are.
+    weights as they are. `abstain_by` names another score to abstain by, such as `energy` or `knn`.
 
     `report_` has the accuracy of the model as it came, `original_accuracy`, on the same held-out inputs as `accuracy`,
     the fraction of held-out outliers that is abstained on, `outliers_abstained`, and what was tried, `choice`. The
@@ -96,6 +97,7 @@ def adopt(
         kind="ready",
         synthetic=synthetic,
         coverage=coverage,
+        abstain_by=abstain_by,
         epochs=epochs or None,
         batch_size=batch_size,
         lr=lr,

@@ -11,9 +11,9 @@ others.
 
 The second is where the score itself changes sides: "none" becomes more probable than the best class, or the entropy
 comes nearer to that of all classes at once than to that of one. Where inliers themselves lie beyond that point, so that
-the first limit does, too, it says nothing any more; then the second is the conformal quantile that all but a fifth of
-the abstained inliers stay below, and if there are too few inliers for it, halfway from the first limit to the highest
-score there is.
+the first limit does, too, it says nothing any more, and other scores have no such point. Then the second is the
+conformal quantile that all but a fifth of the abstained inliers stay below. If there are too few inliers for it, it is
+halfway from the first limit to the highest score there is; where there is no highest score, nothing is "unknown".
 
 Limits can be had for each class, by the class that an input would be given: each keeps the promise for the inliers that
 are given that class. Classes with too few such inliers have one limit together, which keeps it for all of them.
@@ -46,6 +46,8 @@ def default_score(likelihood: Likelihood) -> str:
 
 def score_of(prediction: Prediction, name: str, own: bool = False) -> Array:
     """The score of that name; high for outliers. With `own` it may be one of the caller's: `mymodule:myscore`."""
+    if name in prediction.scores:
+        return prediction.scores[name]
     values = (score_named(name) if own else choose(SCORES, name, "score"))(prediction)
     if values is None:
         raise ValueError(f"score {name!r} needs a none class; choose a method that ends in '+nc', or another score")
@@ -57,15 +59,15 @@ def post_hoc(name: str) -> Score:
     score = score_named(name)
     if score.fit is not None:
         raise ValueError(
-            f"score {name!r} learns from training inputs, which a model does not hold; choose another, such as energy, "
-            "or run it in a study: demur study NAME --score"
+            f"score {name!r} learns from training inputs, which this model does not hold; choose another, such as "
+            f"energy, or fit a model that abstains by it, abstain_by={name!r}"
         )
     return score
 
 
 def turning_point(score: str, num_classes: int) -> float | None:
     """Where the score itself says that no class is as good an answer as none; None where it says no such thing."""
-    return {"none_share": 0.5, "entropy": 0.5 * math.log(num_classes)}.get(score)
+    return {"none_share": 0.5, "none": 0.5, "entropy": 0.5 * math.log(num_classes)}.get(score)
 
 
 def class_probs(prediction: Prediction) -> Array:
@@ -132,6 +134,11 @@ class Decision:
 def calibrate_decision(prediction: Prediction, score: str, coverage: float, by_class: bool = False) -> Decision:
     """From the predictions of held-out inliers."""
     scores, num_classes = score_of(prediction, score), prediction.probs.shape[1]
+    if not np.isfinite(scores).all():
+        raise ValueError(
+            f"score {score!r} is NaN or infinite for {(~np.isfinite(scores)).sum()} of {len(scores)} inliers; abstain "
+            "by another, or train with a lower rate (lr)"
+        )
     if ceil_exact((len(scores) + 1) * coverage) > len(scores):
         warnings.warn(
             f"coverage={coverage} needs {least_count(coverage)} inliers to calibrate with, and there are "
@@ -146,6 +153,13 @@ def calibrate_decision(prediction: Prediction, score: str, coverage: float, by_c
         groups = by_answer(scores, answered, num_classes, coverage)
     limits = [_limits_of(np.sort(group), coverage, score, num_classes) for group in groups]
     accept, unknown = zip(*limits, strict=True)
+    if None in unknown:
+        rare = 1 - (1 - coverage) / REST
+        warnings.warn(
+            f"nothing will be 'unknown', only 'unsure': score {score!r} has no point from where on it means that, and "
+            f"{least_count(rare)} inliers are needed to set one; there are {min(map(len, groups))}",
+            stacklevel=3,
+        )
     return Decision(score, accept, unknown, coverage, min(map(len, groups)))
 
 

@@ -16,11 +16,12 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from demur.classifier import keeping, kinds, sharing
+from demur.classifier.abstaining import fit_score, resolve_score
 from demur.classifier.augmentation import augmentation
 from demur.classifier.backbones import Backbone, resolve_backbone, suggest_backbone
 from demur.classifier.builders import logits_of, wrap_logits
 from demur.classifier.conformal import Calibration, benjamini_hochberg, calibration_of, measure_sets
-from demur.classifier.decision import calibrate_decision, class_probs, default_score, post_hoc, score_of
+from demur.classifier.decision import calibrate_decision, class_probs, post_hoc, score_of
 from demur.classifier.features import Encoder, as_features
 from demur.classifier.fitting import (
     describe_prior,
@@ -41,7 +42,7 @@ from demur.names import choose
 from demur.networks import Network
 from demur.outliers.values import Shown
 from demur.predictive import predict_scored
-from demur.scores import Score
+from demur.scores import Score, score_named
 from demur.training_data import Augment, Split, TrainingData
 
 
@@ -78,6 +79,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
     `coverage` is the fraction of inliers that is to get a label. The fraction `validation` of them, at the least enough
     for that guarantee, is held out: half to tune a prior, half to calibrate the threshold. With `by_class` every class
     has a threshold of its own, so that the guarantee holds for the inputs of each predicted class; it holds out more.
+    `abstain_by` names the score that is abstained by, one of `demur.SCORES` or `mymodule:myscore`; None is `none_share`
+    where the method has a none class, else `entropy`. Scores of features learn from those of the training inputs.
     None for `epochs`, `batch_size` and `lr` means what goes with the kind and the amount of data. Training
     ends early after `patience` epochs without a better likelihood of the validation data, and in any case within the
     `time_limit` (seconds, or such as "10m").
@@ -105,6 +108,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         balance: bool = False,
         coverage: float = 0.95,
         by_class: bool = False,
+        abstain_by: str | None = None,
         epochs: int | None = None,
         batch_size: int | None = None,
         lr: float | None = None,
@@ -125,6 +129,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         self.balance = balance
         self.coverage = coverage
         self.by_class = by_class
+        self.abstain_by = abstain_by
         self.epochs = epochs
         self.batch_size = batch_size
         self.lr = lr
@@ -196,20 +201,21 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
             by_name=isinstance(self.method, str),
             pretrained=self.backbone_ is not None and self.tune != "head",
         )
+        score = resolve_score(self.abstain_by, self.likelihood_, inference, self.network_)
+        here = data.to(device_of(self.device))
         self.posterior_, curves = fit_within_limit(
             inference,
             self.network_,
             self.likelihood_,
-            data.to(device_of(self.device)),
+            here,
             recipe,
             seconds_left=None if limit is None else limit - (perf_counter() - started),
             num_predicted=len(tuning) + len(calibration) + (0 if unseen is None else len(unseen)),
             hint=suggest_backbone(kind) if self.backbone_ is None else "tune='head', " * (self.tune != "head"),
         )
-        to_calibrate = self._average(calibrating.x)
-        self.decision_ = calibrate_decision(
-            to_calibrate, default_score(self.likelihood_), float(self.coverage), self.by_class
-        )
+        self.fitted_scores_ = fit_score(score, self.posterior_, self.likelihood_, here.train, resampled)
+        to_calibrate = self._average(calibrating.x, [score])
+        self.decision_ = calibrate_decision(to_calibrate, score.name, float(self.coverage), self.by_class)
         self.calibration_: Calibration | None = calibration_of(to_calibrate, calibrating.y, self.decision_)
         self.report_: dict[str, Any] = {
             "method": method.name,
@@ -269,8 +275,13 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
 
     def outlier_score(self, X: Any, score: str | None = None) -> Array:
         """High for outliers: the score that is abstained by, one of `demur.SCORES` by name, or `mymodule:myscore`."""
-        scores = [] if score is None else [post_hoc(score)]
+        check_is_fitted(self)
+        scores = self.scores_named([] if score is None else [score])
         return score_of(self.prediction(X, scores), score or self.decision_.score, own=score is not None)
+
+    def scores_named(self, names: Sequence[str]) -> list[Score]:
+        """Scores that can be computed with this model: the one that it abstains by, and all that learn nothing."""
+        return [score_named(name) if name in self.fitted_scores_ else post_hoc(name) for name in names]
 
     def decide(self, X: Any) -> np.ndarray:
         """For each input its label, "unsure" or "unknown": (N,) of objects."""
@@ -320,7 +331,11 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         return self._average(x if self.encoder_ is None else self.encoder_(x, device_of(self.device)), scores)
 
     def _average(self, x: Tensor, scores: Sequence[Score] = ()) -> Prediction:
-        return predict_scored(self.posterior_, self.likelihood_, x.to(device_of(self.device)), scores, {})
+        own = [score_named(self.decision_.score)] if hasattr(self, "decision_") else []
+        every = {score.name: score for score in (*own, *scores)}.values()
+        return predict_scored(
+            self.posterior_, self.likelihood_, x.to(device_of(self.device)), every, self.fitted_scores_
+        )
 
     # the model file ------------------------------------------------------------------------------------------------
 
@@ -342,6 +357,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         *,
         backbone: nn.Module | Backbone | None = None,
         device: str = "auto",
+        abstain_by: str | None = None,
     ) -> "Classifier":
-        """Read a model back, also `hf:me/name@COMMIT`; `network` or `backbone` where it was fitted with your own."""
-        return keeping.load(cls, path, network, backbone, device)
+        """Read a model back, also `hf:me/name@COMMIT`; `network`, `backbone` or `abstain_by` where it has your own."""
+        return keeping.load(cls, path, network, backbone, device, abstain_by)

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from demur.classifier.conformal import Calibration, measure_sets
-from demur.classifier.decision import UNKNOWN, UNSURE, Decision, class_probs, post_hoc, score_of
+from demur.classifier.decision import UNKNOWN, UNSURE, Decision, class_probs, score_of
 from demur.classifier.estimator import Classifier
 from demur.classifier.readers import Batch, Inputs, X, join_names
 from demur.classifier.selective import aurc, aurc_with_outliers
 from demur.metrics import METRICS, Array, Prediction, Separation, confidence, right
-from demur.scores import MEASURED, Score
+from demur.scores import MEASURED, Score, score_named
 
 EXAMPLES = 12  # single inputs that are shown, of each set
 SHOWN = ("accuracy", "ece", "brier", "nll")
@@ -203,7 +203,7 @@ def evaluate(
     scores: Sequence[str] = (),
 ) -> Evaluation:
     """Predict everything, a batch at a time; `count` is told how many inputs are done. `scores` are more to measure."""
-    more = [post_hoc(name) for name in scores]
+    more = classifier.scores_named(scores)
 
     def predicted(inputs: Inputs, lowest: bool) -> tuple[Prediction, list[str], list[Example]]:
         parts, labels, examples = list[Prediction](), list[str](), list[Example]()
@@ -236,7 +236,7 @@ def evaluate(
         classifier.calibration_,
         abstained,
         {name: each[2] for name, each in others.items()},
-        {**MEASURED, **{score.name: score for score in more}},
+        {**MEASURED, **{score.name: score for score in (score_named(classifier.decision_.score), *more)}},
     )
 
 

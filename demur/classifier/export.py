@@ -38,10 +38,10 @@ from demur.classifier.tables import FARTHEST, Category, Column, features
 from demur.classifier.tokens import Tokens
 from demur.classifier.trunks import TextTrunk
 from demur.metrics import spread
-from demur.names import choose
 from demur.networks import LastState, as_input
 from demur.posterior import Gaussian, Point, Posterior
-from demur.predictive import predict
+from demur.predictive import predict_scored
+from demur.scores import GEN_LARGEST, GEN_POWER, score_named
 from demur.streams import generator_for
 
 OUTPUTS = ("probabilities", "outlier_score", "decision")
@@ -97,15 +97,20 @@ class Graph(nn.Module):
         self.average = Average(classifier.posterior_)
         self.likelihood = classifier.likelihood_
         decision = classifier.decision_
-        self.score = choose(SCORES, decision.score, "score for a graph")
+        if decision.score not in SCORES:
+            raise ValueError(
+                f"a model that abstains by {decision.score!r} cannot be exported; fit one that abstains by "
+                f"{', '.join([*SCORES][:-1])} or {[*SCORES][-1]}"
+            )
+        self.score = SCORES[decision.score]
         self.accept = torch.tensor(decision.accept)
         self.unknown = torch.tensor([math.inf if limit is None else limit for limit in decision.unknown])
 
     def forward(self, raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        every = self.average(self.read(raw))
+        every, logits = self.average(self.read(raw))
         probs = every[:, : self.likelihood.num_classes]
         none = every[:, self.likelihood.num_classes] if self.likelihood.has_none_class else None
-        best, score = probs.argmax(1), self.score(probs, none)
+        best, score = probs.argmax(1), self.score(probs, none, logits).float()
         group = best if len(self.accept) > 1 else torch.zeros_like(best)
         unknown = ~(score <= self.unknown[group])
         code = torch.where(score <= self.accept[group], best, self.likelihood.num_classes + unknown.long())
@@ -117,11 +122,30 @@ def entropy(probs: Tensor) -> Tensor:
     return -(probs * probs.clamp_min(1e-38).log()).sum(1)  # there is no xlogy in ONNX
 
 
-SCORES: dict[str, Callable[[Tensor, Any], Tensor]] = {
-    "none_share": lambda probs, none: none / (none + probs.amax(1)),
-    "max_prob": lambda probs, none: -probs.amax(1),
-    "none": lambda probs, none: none,
-    "entropy": lambda probs, none: entropy(spread(probs, none)),
+def doubt(probs: Tensor, none: Any, logits: Tensor) -> Tensor:
+    total, classes = probs.sum(1, keepdim=True), probs.shape[1]
+    undecided = entropy(torch.where(total > 0, probs / total, 1 / classes)) / math.log(classes)
+    return undecided if none is None else undecided + none / (none + probs.amax(1))
+
+
+def generalised_entropy(probs: Tensor, none: Any, logits: Tensor) -> Tensor:
+    classes = probs.shape[1]
+    every = logits.double().softmax(1)  # float32 has no 1 - p left
+    spread_out = spread(every[:, :classes], None if none is None else every[:, classes])
+    largest = spread_out.topk(min(GEN_LARGEST, classes), dim=1).values
+    return (largest * (1 - largest).clamp_min(0)).pow(GEN_POWER).sum(1)
+
+
+# of the probabilities of the classes and of none, and the mean of all logits
+SCORES: dict[str, Callable[[Tensor, Any, Tensor], Tensor]] = {
+    "none_share": lambda probs, none, logits: none / (none + probs.amax(1)),
+    "max_prob": lambda probs, none, logits: -probs.amax(1),
+    "none": lambda probs, none, logits: none,
+    "entropy": lambda probs, none, logits: entropy(spread(probs, none)),
+    "doubt": doubt,
+    "max_logit": lambda probs, none, logits: -logits[:, : probs.shape[1]].amax(1),
+    "energy": lambda probs, none, logits: -logits[:, : probs.shape[1]].logsumexp(1),
+    "gen": generalised_entropy,
 }
 
 
@@ -150,7 +174,8 @@ class Reading(nn.Module):
 
 
 class Average(nn.Module):
-    """Probabilities of all outputs, averaged over every sample of the posterior, each with weights of its own."""
+    """Probabilities and logits of all outputs, averaged over every sample of the posterior, each with weights of its
+    own."""
 
     def __init__(self, posterior: Posterior) -> None:
         super().__init__()
@@ -168,13 +193,14 @@ class Average(nn.Module):
             for _, component in components
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        total = torch.zeros(())
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        total, mean = torch.zeros(()), torch.zeros(())
         for weight, trunk, samples in zip(self.weights, self.trunks, self.samples, strict=True):
             shared = trunk(x)
             for network in samples:  # type: ignore[attr-defined]
-                total = total + weight * network(shared).softmax(-1)
-        return total
+                logits = network(shared)
+                total, mean = total + weight * logits.softmax(-1), mean + weight * logits
+        return total, mean
 
 
 def trunk(component: Point | Gaussian) -> nn.Module:
@@ -274,13 +300,15 @@ def check(classifier: Classifier, session: Any) -> str:
         x = raw if isinstance(preprocessing, Texts | Tokens) else preprocessing.read(raw)
     if classifier.encoder_ is not None:
         x = classifier.encoder_(x, torch.device("cpu"))
-    prediction = predict(classifier.posterior_, classifier.likelihood_, x)
+    scores = [score_named(classifier.decision_.score)]
+    prediction = predict_scored(classifier.posterior_, classifier.likelihood_, x, scores, {})
     score = score_of(prediction, classifier.decision_.score)
     decision = classifier.decision_.answers(prediction, classifier.classes_).astype(str)
     found = session.run(list(OUTPUTS), {"input": raw.numpy()})
-    apart = max(np.abs(found[0] - class_probs(prediction)).max(), np.abs(found[1] - score).max())
+    size = np.maximum(1, np.abs(score))  # of logits far from all data float32 has fewer places
+    apart = max(np.abs(found[0] - class_probs(prediction)).max(), (np.abs(found[1] - score) / size).max())
     limits = [limit for limit in (*classifier.decision_.accept, *classifier.decision_.unknown) if limit is not None]
-    clear = np.abs(score[:, None] - limits).min(1) > TOLERANCE
+    clear = np.abs(score[:, None] - limits).min(1) > TOLERANCE * size
     if not apart <= TOLERANCE or (found[2] != decision)[clear].any():
         raise ValueError(f"the exported graph differs from the model by {apart:.1g}; this network cannot be exported")
     return f"{count} random inputs give the same to {apart:.0e}"

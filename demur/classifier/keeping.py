@@ -12,10 +12,11 @@ from torch import nn
 import demur
 from demur.checkpoint import state_of
 from demur.classifier import backbone_file, kinds, sharing
+from demur.classifier.abstaining import read_fitted, restore_score
 from demur.classifier.backbones import Backbone
 from demur.classifier.builders import describe_network
 from demur.classifier.conformal import calibration_from_json
-from demur.classifier.model_file import read_model, write_model
+from demur.classifier.model_file import SCORE, read_model, write_model
 from demur.classifier.parameters import device_of
 from demur.classifier.saved import (
     check_size,
@@ -56,6 +57,7 @@ def save(model: "Classifier", path: str | Path) -> None:
         },
         model.posterior_,
         None if model.encoder_ is None else state_of(model.encoder_.trunk),
+        model.fitted_scores_.get(model.decision_.score),
     )
 
 
@@ -65,6 +67,7 @@ def load(
     network: Network | None,
     backbone: nn.Module | Backbone | None,
     device: str,
+    abstain_by: str | None,
 ) -> "Classifier":
     source = str(path)
     if source.startswith(sharing.PREFIX):
@@ -88,6 +91,8 @@ def load(
             network = model.backbone_.network(saved["backbone"]["tune"], None)
         model.network_, model.wraps_logits_ = restored_network(saved, network, path), saved["wraps_logits"]
         model.decision_ = decision_from_json(saved, len(model.classes_))
+        score = restore_score(model.decision_.score, abstain_by)
+        model.abstain_by = model.abstain_by and score.name
         model.calibration_ = calibration_from_json(saved, model.decision_, len(model.classes_))
         model.report_ = with_current_names(saved["report"])
         check_types(model.preprocessing_, model.decision_, *filter(None, [model.calibration_]))
@@ -102,6 +107,7 @@ def load(
                 )
             check_size(build, posterior)
         model.posterior_ = load_posterior(posterior, build, device_of(model.device))
+        model.fitted_scores_ = read_fitted(posterior.with_name(SCORE), score, model.posterior_, model.likelihood_)
         model.source_ = source
     return model
 

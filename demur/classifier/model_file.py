@@ -1,9 +1,10 @@
-"""The model file: a folder, or one zip whose name ends in .demur, of three parts or four.
+"""The model file: a folder, or one zip whose name ends in .demur, of three to five parts.
 
     manifest.json           the format's version, and every other part's length and SHA-256
     model.json              what is not a tensor: classes, likelihood, preprocessing, thresholds, figures, versions
     posterior.safetensors   weights and posterior
     backbone.safetensors    the weights of a frozen backbone, where there is one
+    score.safetensors       what the score learned that is abstained by, where it learns
 
 Nothing in it is code, and reading runs none. Every part is checked against the manifest before it is used, so damage is
 noticed; a hash is no signature, so whoever can rewrite the whole file can make a valid one. It is written whole or not
@@ -27,17 +28,19 @@ from torch import Tensor
 from demur.posterior import Posterior
 from demur.posterior_file import save as save_posterior
 
-FORMAT = (1, 3)  # a new minor version adds, and older ones are read; a new major version breaks
+FORMAT = (1, 4)  # a new minor version adds, and older ones are read; a new major version breaks
 MANIFEST, MODEL, POSTERIOR = "manifest.json", "model.json", "posterior.safetensors"
 PARTS = (MODEL, POSTERIOR)
-BACKBONE = "backbone.safetensors"
+BACKBONE, SCORE = "backbone.safetensors", "score.safetensors"
 LONGEST_MANIFEST, LONGEST_MODEL = 2**16, 2**26  # bytes
 SUFFIX = ".demur"
 
 
 def _are_parts(names: Iterable[str]) -> bool:
     """Whether these are a model's, each once."""
-    return sorted(names) in (sorted((MANIFEST, *PARTS)), sorted((MANIFEST, *PARTS, BACKBONE)))
+    found = sorted(names)
+    more = [name for name in (BACKBONE, SCORE) if name in found]
+    return found == sorted((MANIFEST, *PARTS, *more))
 
 
 def check_target(path: str | Path) -> None:
@@ -72,7 +75,11 @@ def _is_zipped_model(path: Path) -> bool:
 
 
 def write_model(
-    path: str | Path, model: Mapping[str, Any], posterior: Posterior, backbone: Mapping[str, Tensor] | None = None
+    path: str | Path,
+    model: Mapping[str, Any],
+    posterior: Posterior,
+    backbone: Mapping[str, Tensor] | None = None,
+    score: Mapping[str, Tensor] | None = None,
 ) -> None:
     """A folder, or a zip if the name ends in .demur. A model that is there stays until the new one is whole."""
     check_target(path)
@@ -83,9 +90,10 @@ def write_model(
         folder.mkdir()
         (folder / MODEL).write_text(json.dumps(model, indent=1, allow_nan=False), "utf-8")
         save_posterior(posterior, folder / POSTERIOR)
-        if backbone is not None:
-            save_file({name: value.cpu().contiguous() for name, value in backbone.items()}, folder / BACKBONE)
-        present = (*PARTS, BACKBONE) if backbone is not None else PARTS
+        more = {name: part for name, part in ((BACKBONE, backbone), (SCORE, score)) if part is not None}
+        for name, part in more.items():
+            save_file({key: value.cpu().contiguous() for key, value in part.items()}, folder / name)
+        present = (*PARTS, *more)
         for name in present[1:]:
             shutil.copymode(folder / MODEL, folder / name)  # which is written for its owner alone
         parts = {name: {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in present}
@@ -117,7 +125,7 @@ def _swap(new: Path, path: Path, old: Path) -> None:
 def read_model(path: str | Path) -> Iterator[tuple[dict[str, Any], Path, Path]]:
     """What model.json says, and where posterior and backbone lie while the block lasts; every part has been checked.
 
-    There need not be a backbone.
+    There need not be a backbone. What a score learned lies beside them.
     """
     path = Path(path)
     if path.is_dir():

@@ -50,6 +50,9 @@ def fit(
     label: LabelColumn = None,
     size: Annotated[str | None, typer.Option(help="Of images: 32, or HEIGHTxWIDTH; else the most common.")] = None,
     coverage: Annotated[float, typer.Option(help="Fraction of the inliers that is to get a label.")] = 0.95,
+    abstain_by: Annotated[
+        str | None, typer.Option(help="Score to abstain by: energy, knn, ...; else none_share, or entropy.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Else what suits the amount of data.")] = None,
     time_limit: Annotated[str | None, typer.Option(help="As well as it can in 90s, 10m or 2h.")] = None,
     augment: Annotated[str, typer.Option(help="Of images in training: auto, off, light, strong.")] = "auto",
@@ -114,6 +117,7 @@ def fit(
             augment=augment,
             balance=balance,
             coverage=coverage,
+            abstain_by=abstain_by,
             epochs=epochs,
             time_limit=time_limit,
             device=parse_device(device),

@@ -9,7 +9,8 @@ from demur.serving.answers import Answer
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 INPUTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-SCORES = (0.001, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99, 1, 2)
+# most scores lie between 0 and 1, energies and distances anywhere
+SCORES = (-50, -20, -10, -5, -2, -1, 0.001, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99, 1, 2, 10, 50)
 
 
 class Instruments:

@@ -49,6 +49,7 @@ def histogram(model: Classifier) -> dict[str, Any] | None:
         return None
     groups = {tuple(group) for group in model.calibration_.scores}
     scores = np.concatenate([np.asarray(group, dtype=np.float64) for group in groups])
-    highest = max(scores.max(), *(limit or 0.0 for limit in (*model.decision_.accept, *model.decision_.unknown)))
+    limits = [limit for limit in (*model.decision_.accept, *model.decision_.unknown) if limit is not None]
+    highest = max(scores.max(), *limits)
     counts, edges = np.histogram(scores, BARS, (min(0.0, scores.min()), highest or 1.0))
     return {"counts": counts.tolist(), "low": float(edges[0]), "high": float(edges[-1]), "total": len(scores)}

@@ -5,13 +5,11 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
-
 from demur.classifier import Classifier
 from demur.classifier.conformal import calibration_scores
 from demur.classifier.decision import Decision, calibrate_decision
+from demur.classifier.evaluation import concatenate
 from demur.classifier.readers import Inputs
-from demur.metrics import Prediction
 from demur.serving.monitor import rate_interval
 
 LEVEL = 0.05
@@ -75,12 +73,3 @@ def recalibrate(
         "guaranteed": decision.guaranteed,
     }
     return new, found
-
-
-def concatenate(parts: list[Prediction]) -> Prediction:
-    none = [part.none for part in parts if part.none is not None]
-    return Prediction(
-        torch.cat([part.probs for part in parts]),
-        torch.cat(none) if none else None,
-        torch.cat([part.expected_entropy for part in parts]),
-    )
