@@ -63,7 +63,7 @@ def start_alike(model: nn.Module, *numbers: int) -> None:
     """Give every process the first one's weights; refused unless all of them come with the same numbers."""
     if num_processes() == 1:
         return
-    own = torch.tensor(numbers)
+    own = torch.tensor(numbers, device=_message_device())
     every = [torch.empty_like(own) for _ in range(num_processes())]
     dist.all_gather(every, own)
     if any(not torch.equal(own, other) for other in every):
@@ -100,9 +100,14 @@ def as_the_first_says(*values: float) -> tuple[float, ...]:
     """The first process's values, so that all of them decide alike."""
     if num_processes() == 1:
         return values
-    said = torch.tensor(values, dtype=torch.float64)
+    said = torch.tensor(values, dtype=torch.float64, device=_message_device())
     dist.broadcast(said, 0)
     return tuple(said.tolist())
+
+
+def _message_device() -> str:
+    """NCCL, where it is the only backend, sends what is on a GPU alone."""
+    return "cuda" if dist.get_backend() == dist.Backend.NCCL else "cpu"
 
 
 def _mean_of(values: list[Tensor]) -> list[Tensor]:

@@ -1,17 +1,22 @@
 """Two processes train what one trains."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import distributed as dist
 from torch import nn
 
 from demur.checkpoint import checkpointed
-from demur.distributed import own_part, shared_batch_size, shared_training
+from demur.classifier import Classifier
+from demur.classifier.readers import open_inputs
+from demur.distributed import _message_device, own_part, shared_batch_size, shared_training
 from demur.inference import MAP, CyclicalSGHMC, VariationalBayes
 from demur.likelihoods import none_class
 from demur.networks import HeadedNetwork, mlp
@@ -22,6 +27,7 @@ from demur.watching import time_limited
 LIKELIHOOD = none_class(3)
 RECIPE = WatchedRecipe(epochs=3, batch_size=16, lr=0.01, seed=1, patience=2)
 PLAIN = ("map", "vb", "csghmc")
+ROOT = Path(__file__).parent.parent
 
 
 def network(num_outputs):
@@ -83,9 +89,8 @@ def main(rank, folder):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
-    root = Path(__file__).parent.parent
     command = [sys.executable, "-m", "tests.test_distributed"]
-    started = [subprocess.Popen([*command, str(rank), str(folder)], cwd=root) for rank in (0, 1)]
+    started = [subprocess.Popen([*command, str(rank), str(folder)], cwd=ROOT) for rank in (0, 1)]
     assert [process.wait(120) for process in started] == [0, 0]
     return folder
 
@@ -136,6 +141,66 @@ def test_parts_make_up_the_batch(monkeypatch):
     assert shared_batch_size(10) == 9
     with pytest.raises(ValueError, match="cannot be shared by 3 processes"):
         shared_batch_size(2)
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory):
+    """Exit codes, standard output and errors of two processes as torchrun starts them, of good input and of bad."""
+    folder = tmp_path_factory.mktemp("commands")
+    rows = "".join(f"{i % 7},{i % 5 + 9 * (i % 2)},{'ab'[i % 2]}\n" for i in range(80))
+    (folder / "good.csv").write_text("length,width,label\n" + rows)
+    (folder / "bad.csv").write_text("length,width\n1,2\n")
+    started = {}
+    for name in ("good", "bad"):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        shared = {"TORCHELASTIC_RUN_ID": name, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        command = [sys.executable, "-m", "demur", "fit", f"{name}.csv", "--out", f"{name}_model", "--epochs", "3"]
+        started[name] = [
+            subprocess.Popen(
+                command,
+                cwd=folder,
+                env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank, "PYTHONPATH": str(ROOT)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in "01"
+        ]
+    said = {name: [process.communicate(timeout=120) for process in both] for name, both in started.items()}
+    return folder, {name: [process.returncode for process in both] for name, both in started.items()}, said
+
+
+def test_fit_by_two_processes_writes_one_model_and_speaks_once(commands):
+    folder, codes, said = commands
+    assert codes["good"] == [0, 0], said["good"]
+    first, second = said["good"]
+    assert first[0].count("wrote good_model") == 1
+    assert second == ("", "")
+    both = Classifier.load(folder / "good_model")
+    alone = Classifier(epochs=3, device="cpu").fit(*read_rows(folder / "good.csv"))
+    rows = read_rows(folder / "good.csv")[0]
+    assert np.allclose(both.predict_proba(rows), alone.predict_proba(rows), atol=1e-3)
+
+
+def test_fit_by_two_processes_reports_bad_input_once(commands):
+    folder, codes, said = commands
+    assert codes["bad"] == [2, 2], said["bad"]
+    assert sum(err.count("demur: ") for _, err in said["bad"]) == 1
+    assert not any("Traceback" in err for _, err in said["bad"])
+    assert not (folder / "bad_model").exists()
+
+
+def read_rows(path):
+    given = open_inputs(path, labelled=True).gather()
+    return given.x, given.y
+
+
+def test_messages_go_where_the_backend_sends_from(monkeypatch):
+    for backend, device in (("nccl", "cuda"), ("gloo", "cpu"), ("undefined", "cpu")):  # undefined: one a device
+        monkeypatch.setattr(dist, "get_backend", lambda said=backend: said)
+        assert _message_device() == device
 
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +13,7 @@ from demur.cli.fitted import said_of_fit
 from demur.cli.outputs import Overwrite, check_file, check_folder
 from demur.cli.progress import counting, progress
 from demur.cli.shared import Data, DeviceName, Seed, cache_folder, make_console, open_store, parse_device
+from demur.cli.training import join_processes, own_gpu, resume_training
 
 if TYPE_CHECKING:
     from demur.classifier import Classifier
@@ -69,69 +69,72 @@ def fit(
     data: Data = None,
 ) -> None:
     """Fit a classifier that abstains where it does not know, to your own data."""
-    _check_new_model(out, checkpoint)
-    if not 0 < coverage < 1:
-        raise ValueError(f"coverage {coverage} is not between 0 and 1; it is a fraction of the inliers")
-    shape = _size(size)
+    with join_processes():
+        _check_new_model(out, checkpoint)
+        if not 0 < coverage < 1:
+            raise ValueError(f"coverage {coverage} is not between 0 and 1; it is a fraction of the inliers")
+        shape = _size(size)
 
-    from demur.classifier import Classifier
-    from demur.classifier.backbones import resolve_backbone
-    from demur.classifier.features import observe_features
-    from demur.classifier.kinds import Images
-    from demur.classifier.limits import parse_duration
-    from demur.classifier.readers import open_inputs, read_outliers
-    from demur.inference.base import networks_in
-    from demur.methods import parse_method
+        from demur.classifier import Classifier
+        from demur.classifier.backbones import resolve_backbone
+        from demur.classifier.features import observe_features
+        from demur.classifier.kinds import Images
+        from demur.classifier.limits import parse_duration
+        from demur.classifier.readers import open_inputs, read_outliers
+        from demur.distributed import is_first
+        from demur.inference.base import networks_in
+        from demur.methods import parse_method
 
-    if backbone is not None and size is not None:
-        raise ValueError(f"size {size!r} is the backbone's to say; leave out one of --size and --backbone")
-    parse_duration(time_limit)
-    networks = networks_in(parse_method(method).inference)
-    console = make_console()
-    with _resumable(checkpoint), progress(console, f"reading {inputs.name}", networks) as describe:
-        pretrained = None if backbone is None else resolve_backbone(backbone, None, tune)
-        if pretrained is not None and isinstance(pretrained.inputs, Images):
-            channels, *taken = pretrained.inputs.shape
-            given = open_inputs(inputs, labelled=True, label=label, size=(taken[0], taken[1]), channels=channels)
-        else:
-            given = open_inputs(inputs, labelled=True, label=label, size=shape, mixed=None)
-        inliers = given.gather()
-        classes = sorted(set(inliers.y or ()))
-        if len(classes) > len(inliers.names) / 2:
-            raise ValueError(
-                f"{inputs} has {len(classes)} labels in {len(inliers.names)} inputs; name the right column"
+        if backbone is not None and size is not None:
+            raise ValueError(f"size {size!r} is the backbone's to say; leave out one of --size and --backbone")
+        parse_duration(time_limit)
+        networks = networks_in(parse_method(method).inference)
+        place, console = own_gpu(parse_device(device)), make_console()
+        with resume_training(checkpoint), progress(console, f"reading {inputs.name}", networks) as describe:
+            pretrained = None if backbone is None else resolve_backbone(backbone, None, tune)
+            if pretrained is not None and isinstance(pretrained.inputs, Images):
+                channels, *taken = pretrained.inputs.shape
+                given = open_inputs(inputs, labelled=True, label=label, size=(taken[0], taken[1]), channels=channels)
+            else:
+                given = open_inputs(inputs, labelled=True, label=label, size=shape, mixed=None)
+            inliers = given.gather()
+            classes = sorted(set(inliers.y or ()))
+            if len(classes) > len(inliers.names) / 2:
+                raise ValueError(
+                    f"{inputs} has {len(classes)} labels in {len(inliers.names)} inputs; name the right column"
+                )
+            shown = None if outliers is None else read_outliers(outliers, given, inliers.x, lambda: open_store(data))
+            describe(f"{inputs.name} {method}")
+            if quick and epochs is None:
+                usual = pretrained.recipe(tune, len(inliers.names)).epochs if pretrained else None
+                epochs = max(1, (usual or _usual_epochs(given.kind, inliers.x)) // 5)
+            if isinstance(shown, str):  # made from DATA: a name
+                synthetic, shown = f"{shown}+{synthetic}" if synthetic else shown, None
+            classifier = Classifier(
+                method,
+                backbone=pretrained,
+                tune=tune,
+                cache=None if pretrained is None else cache_folder() / "features",
+                synthetic=synthetic,
+                augment=augment,
+                balance=balance,
+                coverage=coverage,
+                abstain_by=abstain_by,
+                epochs=epochs,
+                time_limit=time_limit,
+                device=place,
+                random_state=seed,
             )
-        shown = None if outliers is None else read_outliers(outliers, given, inliers.x, lambda: open_store(data))
-        describe(f"{inputs.name} {method}")
-        if quick and epochs is None:
-            usual = pretrained.recipe(tune, len(inliers.names)).epochs if pretrained else None
-            epochs = max(1, (usual or _usual_epochs(given.kind, inliers.x)) // 5)
-        if isinstance(shown, str):  # made from DATA: a name
-            synthetic, shown = f"{shown}+{synthetic}" if synthetic else shown, None
-        classifier = Classifier(
-            method,
-            backbone=pretrained,
-            tune=tune,
-            cache=None if pretrained is None else cache_folder() / "features",
-            synthetic=synthetic,
-            augment=augment,
-            balance=balance,
-            coverage=coverage,
-            abstain_by=abstain_by,
-            epochs=epochs,
-            time_limit=time_limit,
-            device=parse_device(device),
-            random_state=seed,
-        )
-        told = f"{inputs.name} {method}"
-        with observe_features(
-            lambda done, total: describe(f"{told}: features {done:,}/{total:,}" if done < total else told)
-        ):
-            classifier.fit(inliers.x, inliers.y, shown)
-        classifier.save(out)
-    for name, said in said_of_fit(classifier, given, len(inliers.names), outliers).items():
-        print(f"{name:<9} {said}")
-    print(f"wrote {out}")
+            told = f"{inputs.name} {method}"
+            with observe_features(
+                lambda done, total: describe(f"{told}: features {done:,}/{total:,}" if done < total else told)
+            ):
+                classifier.fit(inliers.x, inliers.y, shown)
+            if is_first():
+                classifier.save(out)
+        for name, said in said_of_fit(classifier, given, len(inliers.names), outliers).items():
+            print(f"{name:<9} {said}")
+        print(f"wrote {out}")
 
 
 @app.command()
@@ -285,35 +288,6 @@ def _check_new_model(out: Path, checkpoint: Path | None) -> None:
         check_folder(checkpoint, overwrite=False)
         if out.resolve() in (checkpoint.resolve(), *checkpoint.resolve().parents):
             raise ValueError(f"checkpoint {checkpoint} is where the model is to be; name another folder")
-
-
-@contextmanager
-def _resumable(checkpoint: Path | None) -> Iterator[None]:
-    """Keep training that is stopped inside the block, if it may be kept, and say so; forget it after the block."""
-    from demur.checkpoint import checkpointed, epochs_in
-
-    if checkpoint is None:
-        try:
-            yield
-        except KeyboardInterrupt:
-            raise typer.Abort("nothing was kept; with --checkpoint FOLDER the next run can be continued") from None
-        return
-    checkpoint.mkdir(parents=True, exist_ok=True)
-    used: set[Path] = set()
-    try:
-        with checkpointed(checkpoint) as place:
-            used = place.used
-            yield
-    except KeyboardInterrupt:
-        epochs = sum(map(epochs_in, used))
-        kept = f"{epochs} epochs are kept in {checkpoint}, and the same command goes on from there"
-        raise typer.Abort(kept if epochs else "nothing was kept, because training had not lasted two seconds") from None
-    else:
-        for file in used:
-            file.unlink(missing_ok=True)
-    finally:
-        if not any(checkpoint.iterdir()):
-            checkpoint.rmdir()
 
 
 def _set_names(paths: Sequence[Path]) -> dict[str, Path]:

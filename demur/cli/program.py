@@ -11,6 +11,7 @@ import typer
 
 import demur
 from demur.cli import bench, data, models, results, serving, studies
+from demur.cli.training import is_spokesman
 
 app = typer.Typer(
     help="Classifiers that know when they do not know: Bayesian neural networks that have been shown outliers.",
@@ -40,7 +41,8 @@ def run() -> int:
         sys.stdout.flush()  # where this fails, it is to be noticed here
     except USAGE_ERROR as error:
         command = error.ctx.command_path if error.ctx else "demur"
-        if message := error.format_message().rstrip("."):  # without a command, help has been printed
+        message = error.format_message().rstrip(".")
+        if message and is_spokesman():  # without a command, help has been printed
             print(f"demur: {message}; see {command} --help", file=sys.stderr)
         return 2
     except typer.Abort as stopped:
