@@ -170,7 +170,7 @@ class Recipe:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "lr"):
             value = getattr(self, name)
-            if not isinstance(value, int | float | np.number):
+            if not isinstance(value, int | float | np.number) or isinstance(value, bool):
                 raise ValueError(f"{name} {value!r} is no number; give one")
             if name != "lr" and value > 0 and not isinstance(value, int | np.integer):
                 raise ValueError(f"{name} {value} is not a whole number; give one, such as 10")
@@ -193,5 +193,6 @@ class WatchedRecipe(Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.patience is not None and self.patience < 1:
-            raise ValueError(f"patience {self.patience} is no number of epochs; give at least 1, or None")
+        counts = isinstance(self.patience, int | np.integer) and not isinstance(self.patience, bool)
+        if self.patience is not None and not (counts and self.patience >= 1):
+            raise ValueError(f"patience {self.patience!r} is no number of epochs; give at least 1, or None")

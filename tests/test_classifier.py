@@ -164,6 +164,8 @@ def failing_fits(x: np.ndarray, y: np.ndarray) -> dict[str, tuple]:
         "one label an input": ({}, x, y[1:]),
         "labels of type": ({}, x, dates),
         "needs at least 2": ({}, x, np.zeros(len(x))),
+        "Input y contains NaN; leave out inputs without a label": ({}, x, np.where(y == y[0], 0.0, np.nan)),
+        "patience 1.5 is no number of epochs": ({"patience": 1.5}, x, y),
         "too large to be standardised": ({}, x * 1e200, y),
         "unknown network": ({"network": "gru"}, x, y),
         "unknown optimizer|lr|loss became": ({"lr": 1e30}, x, y),

@@ -175,8 +175,11 @@ def test_patience_by_itself():
     assert watch_recipe(Recipe(epochs=80, lr=0.5), None, images) == WatchedRecipe(epochs=80, lr=0.5)
     with pytest.raises(ValueError, match="patience 'long' is not known"):
         watch_recipe(Recipe(), "long", DATA)
-    with pytest.raises(ValueError, match="patience 0 is no number of epochs"):
-        watch_recipe(Recipe(), 0, DATA)
+    for patience in (0, 1.5, float("nan"), True):
+        with pytest.raises(ValueError, match=f"patience {patience!r} is no number of epochs"):
+            watch_recipe(Recipe(), patience, DATA)
+    with pytest.raises(ValueError, match="epochs True is no number"):
+        Recipe(epochs=True)
 
 
 def test_a_long_fit_is_announced(monkeypatch):

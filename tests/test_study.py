@@ -150,6 +150,16 @@ def test_cells_are_made_once_and_read_back(place: Place):
     assert {result.cell for result in read_results(place.runs)} == set(cells)
 
 
+def test_a_study_leaves_the_number_of_threads_as_it_was(place: Place):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert not run_cells(of(quick("map")), place, nothing)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_plan_has_every_folder_once_and_after_those_it_needs():
     cells = [replace(cell, convention=c) for cell in select("digits") for c in ("corrected", "published")]
     steps = list(plan(of(cells), Place(Path("nowhere"), NOWHERE)).values())

@@ -30,7 +30,10 @@ def validate_labels(y: Any, count: int) -> np.ndarray:
     if labels.dtype.kind == "O":
         _check_kinds(labels.tolist())
         labels = labels if isinstance(labels[0], str) else np.array(labels.tolist())  # numbers, for what they are
-    assert_all_finite(labels, input_name="y")
+    try:
+        assert_all_finite(labels, input_name="y")
+    except ValueError as error:
+        raise ValueError(f"{str(error).splitlines()[0].rstrip('.')}; leave out inputs without a label") from None
     check_classification_targets(labels)
     return labels
 

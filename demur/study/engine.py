@@ -74,10 +74,19 @@ class Outcome:
     notes: tuple[str, ...] = ()
 
 
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def attempt(step: Step, place: Place) -> Outcome:
     """Make the step's folder whole, whatever may happen."""
-    torch.set_num_threads(place.threads)
-    with warnings.catch_warnings(record=True) as caught:
+    with _threads(place.threads), warnings.catch_warnings(record=True) as caught:
         try:
             for cell in step.cells:
                 run_cell(cell, step.fit, place, step.further, step.scores)
