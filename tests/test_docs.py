@@ -76,3 +76,32 @@ def blocks() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("place", "code"), blocks(), ids=[place for place, _ in blocks()])
 def test_code_compiles(place: str, code: str):
     ast.parse(code, place)
+
+
+WINE = "import demur, numpy as np\nfrom sklearn.datasets import load_wine\nx, y = load_wine(return_X_y=True)\n"
+# what a page takes as given, for each block that can run without a download; empty where it needs nothing
+GIVEN = {
+    ("index.md", 0): WINE + "outliers, new = x[:30] * 3, x[::9]",
+    ("tables.md", 0): WINE
+    + "import pandas as pd\nframe = pd.DataFrame(x).rename(columns=str).assign(grower=y % 2 == 0)",
+    ("how-to/calibration.md", 0): "",
+    ("how-to/export.md", 0): WINE
+    + "import onnxruntime\nfrom demur.classifier.export import export_onnx\nfrom pathlib import Path\nrows = x[:5]\n"
+    + "export_onnx(demur.Classifier().fit(x, y), Path('wine.onnx'))",
+    ("how-to/extend.md", 0): "",
+    ("how-to/network.md", 1): WINE
+    + "import torch\nmodel, x, outliers = torch.nn.Linear(13, 2), x[y < 2], x[y == 2]\n"
+    + "y = np.array(['cat', 'dog'])[y[y < 2]]",
+    ("how-to/outliers.md", 0): "",
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("name", "number"), GIVEN, ids=[f"{name}:{number}" for name, number in GIVEN])
+def test_code_runs(name: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """With two epochs, where the page leaves them open."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = [code for place, code in blocks() if place.startswith(f"docs/{name}:")][number]
+    code = f"{GIVEN[name, number]}\n{own}"
+    exec(code if "epochs" in code else code.replace("Classifier(", "Classifier(epochs=2, "), {"__name__": "page"})
