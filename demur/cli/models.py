@@ -132,8 +132,8 @@ def fit(
                 classifier.fit(inliers.x, inliers.y, shown)
             if is_first():
                 classifier.save(out)
-        for name, said in said_of_fit(classifier, given, len(inliers.names), outliers).items():
-            print(f"{name:<9} {said}")
+        for name, value in said_of_fit(classifier, given, len(inliers.names), outliers).items():
+            print(f"{name:<9} {value}")
         print(f"wrote {out}")
 
 

@@ -88,14 +88,14 @@ def predict_parts(
             overwrite=overwrite,
             count=count,
         )
-    _note_invalid(done.invalid, done.inputs, done.said)
+    _note_invalid(done.invalid, done.inputs, done.reason)
     kept = f", {done.kept:,} of them by an earlier run" if done.kept else ""
     print(f"wrote {to.name}: {done.parts:,} parts{kept}; {done.inputs:,} inputs answered")
 
 
-def _note_invalid(wrong: int, total: int, said: str) -> None:
+def _note_invalid(wrong: int, total: int, reason: str) -> None:
     if wrong:
-        print(f"demur: note: {wrong} of {total} inputs are invalid; {said}", file=sys.stderr)
+        print(f"demur: note: {wrong} of {total} inputs are invalid; {reason}", file=sys.stderr)
 
 
 def _batches(classifier: "Classifier", inputs: str, tolerant: bool) -> "Iterator[Batch]":
@@ -119,9 +119,9 @@ def _shown(inputs: str) -> str:
 
 
 def _answers(classifier: "Classifier", x: "X") -> Iterator[tuple[str, ...]]:
-    said = classifier.predict_all(x)
-    p_values = [""] * len(said.label) if said.p_value is None else [f"{value:.6g}" for value in said.p_value]
+    answers = classifier.predict_all(x)
+    p_values = [""] * len(answers.label) if answers.p_value is None else [f"{value:.6g}" for value in answers.p_value]
     for decision, label, probability, score, p_value in zip(
-        said.decision, said.label, said.probability, said.outlier_score, p_values, strict=True
+        answers.decision, answers.label, answers.probability, answers.outlier_score, p_values, strict=True
     ):
         yield decision, label, f"{probability:.6f}", f"{score:.6g}", p_value

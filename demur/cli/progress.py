@@ -19,7 +19,7 @@ class Training:
     """How far it is, of so many networks one after another (None: nobody knows how many), and how long it will take."""
 
     def __init__(self, networks: int | None) -> None:
-        self.networks, self.network, self.done, self.said = networks, 0, 0.0, ""
+        self.networks, self.network, self.done, self.status = networks, 0, 0.0, ""
         self.accuracy: float | None = None
         self.begun: tuple[float, float] | None = None  # when it was first heard of, and how much was done then
 
@@ -29,18 +29,18 @@ class Training:
             self.network += 1
             self.begun = self.begun if self.networks else None
         self.done = done
-        self.said = f"epoch {report.epoch}/{report.epochs}, loss {report.loss:.3f}"
+        self.status = f"epoch {report.epoch}/{report.epochs}, loss {report.loss:.3f}"
         self.accuracy = self.accuracy if report.accuracy is None else report.accuracy  # within an epoch the last one's
         if self.accuracy is not None:
-            self.said += f", validation accuracy {100 * self.accuracy:.1f} %"
+            self.status += f", validation accuracy {100 * self.accuracy:.1f} %"
         if self.network:
-            self.said = f"network {self.network + 1}{f'/{self.networks}' if self.networks else ''}, {self.said}"
+            self.status = f"network {self.network + 1}{f'/{self.networks}' if self.networks else ''}, {self.status}"
         now = time.monotonic()
         self.begun = self.begun or (now, self.part)
         taken, made = now - self.begun[0], self.part - self.begun[1]
         if taken > 1 and made > 0 and self.part < 1:
             left = taken * (1 - self.part) / made
-            self.said += f", about {duration(left if report.left is None else min(left, report.left))} left"
+            self.status += f", about {duration(left if report.left is None else min(left, report.left))} left"
 
     @property
     def part(self) -> float:
@@ -62,21 +62,21 @@ def progress(console: "Console", what: str, networks: int | None = None) -> Iter
 
     from demur.training import observed
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[status]}"), TimeElapsedColumn())
     training, doing = Training(networks), [what]
 
     def line() -> str:
-        return f"{doing[0]}: {training.said}" if training.said else doing[0]
+        return f"{doing[0]}: {training.status}" if training.status else doing[0]
 
     with (
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
         repeat_line(line, quiet=console.is_terminal),
     ):
-        task = bar.add_task(what, total=None, said="")
+        task = bar.add_task(what, total=None, status="")
 
         def heard(report: "EpochReport", share: float = 1.0) -> None:
             training.heard(report, share)
-            bar.update(task, total=1.0, completed=training.part, said=training.said)
+            bar.update(task, total=1.0, completed=training.part, status=training.status)
 
         def describe(description: str) -> None:
             doing[0] = description

@@ -22,11 +22,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a fragment; `said` is why it failed, or why the first of its invalid inputs is."""
+    """Of a fragment; `reason` is why it failed, or why the first of its invalid inputs is."""
 
     inputs: int
     invalid: int = 0
-    said: str = ""
+    reason: str = ""
     failed: bool = False
 
 
@@ -36,7 +36,7 @@ class Summary:
     kept: int  # parts of earlier runs
     inputs: int  # of this run
     invalid: int
-    said: str
+    reason: str
 
 
 Engine = Callable[[Job, Sequence[Fragment]], Iterable[Outcome]]
@@ -60,14 +60,14 @@ def predict_parts(
     total = len(source.fragments)
     kept = open_output(to, Manifest(model, source.fingerprint, total, strict), overwrite)
     left = [fragment for fragment in source.fragments if fragment.number not in kept]
-    failed, done, invalid, said = list[str](), 0, 0, ""
+    failed, done, invalid, reason = list[str](), 0, 0, ""
     for outcome in engine(Job(source, to, not strict), left) if left else ():
         if outcome.failed:
             if strict:
-                raise ValueError(outcome.said)
-            failed.append(outcome.said)
+                raise ValueError(outcome.reason)
+            failed.append(outcome.reason)
             continue
-        done, invalid, said = done + outcome.inputs, invalid + outcome.invalid, said or outcome.said
+        done, invalid, reason = done + outcome.inputs, invalid + outcome.invalid, reason or outcome.reason
         count(outcome.inputs)
     if failed:
         more = f" ({len(failed):,} of {total:,} parts failed)" if len(failed) > 1 else ""
@@ -79,26 +79,26 @@ def predict_parts(
             "them; give a folder that all of them share, or the URL of an object store"
         )
     remove_unfinished(to)
-    return Summary(total, len(kept), done, invalid, said)
+    return Summary(total, len(kept), done, invalid, reason)
 
 
 def attempt(classifier: Classifier, job: Job, fragment: Fragment) -> Outcome:
     """Answer a fragment and write its part."""
     inputs = invalid = 0
-    said = ""
+    reason = ""
 
     def answers() -> Iterator[pa.Table]:
-        nonlocal inputs, invalid, said
+        nonlocal inputs, invalid, reason
         for batch in read_fragment(classifier, job.source, fragment, job.tolerant):
             inputs, invalid = inputs + len(batch.names), invalid + len(batch.wrong)
-            said = said or next(iter(batch.wrong.values()), "")
+            reason = reason or next(iter(batch.wrong.values()), "")
             yield answer(classifier, batch)
 
     try:
         write_part(job.to, fragment.number, answers())
     except (ValueError, OSError) as error:
-        return Outcome(0, said=" ".join(str(error).split()), failed=True)
-    return Outcome(inputs, invalid, said)
+        return Outcome(0, reason=" ".join(str(error).split()), failed=True)
+    return Outcome(inputs, invalid, reason)
 
 
 def on_this_machine(classifier: Classifier) -> Engine:

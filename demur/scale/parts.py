@@ -51,9 +51,9 @@ def answer(classifier: Classifier, batch: Batch) -> pa.Table:
     columns["input"][:] = batch.names
     columns["decision"][:] = INVALID
     if right.any():
-        said = classifier.predict_all(batch.x)
+        answers = classifier.predict_all(batch.x)
         for name in SCHEMA.names[1:]:
-            values = getattr(said, name)
+            values = getattr(answers, name)
             if values is not None:
                 columns[name][right] = [str(v) for v in values] if name in ("decision", "label") else values.tolist()
     return pa.table([pa.array(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)

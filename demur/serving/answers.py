@@ -42,14 +42,14 @@ class Answer:
 
 def answers(model: Classifier, prediction: Prediction) -> list[Answer]:
     decision, probs = model.decision_, class_probs(prediction)
-    said = decision.answers(prediction, model.classes_)
+    decisions = decision.answers(prediction, model.classes_)
     accepted, scores = decision.accepts(prediction), score_of(prediction, decision.score)
     accept, unknown = decision.thresholds(prediction)
     mutual = score_of(prediction, "mutual_information") / np.log(probs.shape[1])
     names = [str(name) for name in model.classes_]
     return [
         Answer(
-            decision=plain(said[row]),
+            decision=plain(decisions[row]),
             label=plain(model.classes_[probs[row].argmax()]),
             probability=float(probs[row].max()),
             probabilities=dict(zip(names, probs[row].tolist(), strict=True)),
@@ -57,7 +57,7 @@ def answers(model: Classifier, prediction: Prediction) -> list[Answer]:
             threshold=float(accept[row]),
             unknown_from=finite_or_none(unknown[row]),
             disagreement=min(1.0, max(0.0, finite_or_none(mutual[row]) or 0.0)),
-            why=explain(model, said[row], scores[row], accept[row], unknown[row], probs[row]),
+            why=explain(model, decisions[row], scores[row], accept[row], unknown[row], probs[row]),
             accepted_if=None if accepted[row] else accepted_if(model, scores[row], int(probs[row].argmax())),
         )
         for row in range(len(probs))
@@ -74,11 +74,11 @@ def finite_or_none(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def explain(model: Classifier, said: object, score: float, accept: float, unknown: float, probs: np.ndarray) -> str:
+def explain(model: Classifier, decision: object, score: float, accept: float, unknown: float, probs: np.ndarray) -> str:
     measured = f"its outlier score {score:.3g}"
-    if said == UNKNOWN:
+    if decision == UNKNOWN:
         return f"{measured} is above {unknown:.3g}, from where on an input belongs to none of the classes"
-    if said != UNSURE:
+    if decision != UNSURE:
         return (
             f"{measured} is at most {accept:.3g}, the threshold that accepts {model.decision_.coverage:.0%} of inliers"
         )

@@ -152,8 +152,8 @@ def _add_plain(app: FastAPI, server: Server) -> None:
         if "inputs" not in given:
             raise Refused('the request has no "inputs"; give {"inputs": [...]}')
         loaded, found = await server.answered(request, hosted, given["inputs"])
-        said = {"model": hosted.name, "version": loaded.version, "answers": [each.to_json() for each in found]}
-        return JSONResponse(said)
+        content = {"model": hosted.name, "version": loaded.version, "answers": [each.to_json() for each in found]}
+        return JSONResponse(content)
 
     @app.get("/v1/models", summary="What is served, and what each model takes")
     async def models() -> list[dict[str, Any]]:
@@ -214,8 +214,8 @@ def _add_refusals(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> JSONResponse:
-        said = f"{request.method} {request.url.path[:100]}: {error.detail}; see /docs"
-        return error_response(said, error.status_code)
+        message = f"{request.method} {request.url.path[:100]}: {error.detail}; see /docs"
+        return error_response(message, error.status_code)
 
 
 FORM = "multipart/form-data"
@@ -256,8 +256,8 @@ async def _form(headers: Headers, body: bytes, limits: Limits) -> Mapping[str, A
     try:
         form = await InMemory(headers, stream(), max_files=limits.inputs, max_fields=8, max_part_size=2**16).parse()
     except (MultiPartException, ValueError, KeyError, AttributeError) as error:
-        said = getattr(error, "message", None) or str(error) or type(error).__name__
-        raise Refused(f"the form cannot be read ({said}); send each image as a file of the form") from None
+        reason = getattr(error, "message", None) or str(error) or type(error).__name__
+        raise Refused(f"the form cannot be read ({reason}); send each image as a file of the form") from None
     files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
     given: dict[str, Any] = {name: value for name, value in form.multi_items() if isinstance(value, str)}
     given["inputs"] = [await file.read() for file in files]

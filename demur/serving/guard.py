@@ -73,9 +73,9 @@ class Guard:
         allowed = self._token is None or hmac.compare_digest(given.encode(), self._token.encode())
         if not allowed and scope["path"] not in OPEN:
             raise Refused("the token is missing or wrong; send the header Authorization: Bearer TOKEN", 401)
-        said = headers.get("content-length", "0")
-        if said.isdecimal() and int(said[:20]) > self._limits.body:
-            raise Refused(f"the request has {said[:20]} bytes, at most {self._limits.body} are read; send fewer", 413)
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length[:20]) > self._limits.body:
+            raise Refused(f"the request has {length[:20]} bytes, at most {self._limits.body} are read; send fewer", 413)
 
     async def _body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
         body = bytearray()
@@ -125,11 +125,11 @@ def new_id() -> str:
     return secrets.token_hex(8)
 
 
-def error_response(said: str, status: int, retry_after: int = 1) -> JSONResponse:
+def error_response(message: str, status: int, retry_after: int = 1) -> JSONResponse:
     headers = {"retry-after": str(retry_after)} if status == 503 else {}
     if status in (408, 413):
         headers["connection"] = "close"  # the rest of the request is not read
-    return JSONResponse({"error": " ".join(said.split())}, status, headers)
+    return JSONResponse({"error": " ".join(message.split())}, status, headers)
 
 
 def replay(body: bytes, receive: Receive) -> Receive:

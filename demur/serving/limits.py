@@ -6,8 +6,8 @@ from dataclasses import dataclass
 class Refused(ValueError):
     """A request that is not answered, with the status of HTTP that says so."""
 
-    def __init__(self, said: str, status: int = 422) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, status: int = 422) -> None:
+        super().__init__(message)
         self.status = status
 
 

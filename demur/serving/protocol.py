@@ -213,10 +213,10 @@ def response(given: Mapping[str, Any], head: dict[str, Any], found: Sequence[Ans
         else:
             output["data"] = [None if value != value else value for value in values.reshape(-1).tolist()]
         outputs.append(output)
-    said = head | ({"id": given["id"]} if isinstance(given.get("id"), str) else {}) | {"outputs": outputs}
+    content = head | ({"id": given["id"]} if isinstance(given.get("id"), str) else {}) | {"outputs": outputs}
     if not tail:
-        return JSONResponse(said)
-    text = json.dumps(said).encode()
+        return JSONResponse(content)
+    text = json.dumps(content).encode()
     return Response(text + tail, media_type="application/octet-stream", headers={LENGTH: str(len(text))})
 
 

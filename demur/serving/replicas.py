@@ -62,8 +62,8 @@ def served_on_ray(
             serve.run(deployment.bind(), name=NAME, route_prefix="/")
             yield
         except RuntimeError as error:
-            said = " ".join(str(error).split())[:300]
-            raise ValueError(f"the replicas did not start ({said}); Ray's logs say more") from error
+            reason = " ".join(str(error).split())[:300]
+            raise ValueError(f"the replicas did not start ({reason}); Ray's logs say more") from error
         finally:
             serve.delete(NAME)
 
