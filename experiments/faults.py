@@ -12,13 +12,14 @@ import asyncio
 import json
 import random
 import shutil
+import signal
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.load import at_rate, bodies_of, resident, serving
+from experiments.load import Run, at_rate, bodies_of, resident, serving
 
 PATIENCE = 20.0  # seconds in which a request must end
 SLOW = 8  # clients that send one byte a second
@@ -156,6 +157,45 @@ async def replaced_under_load(model: Path, bodies: Sequence[bytes], rate: float)
             print(json.dumps({"replaced under load": run.summary()}), flush=True)
 
 
+async def replaced_often(model: Path, bodies: Sequence[bytes], rate: float, times: int) -> None:
+    """The model's file written anew so many times under load; memory in ten places on the way."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.demur"
+        shutil.copy(model, path)
+        async with serving(path) as (port, process):
+
+            async def since() -> float:
+                _, said = await end_of(port, b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+                return float(json.loads(said)[0]["since"])
+
+            async def replace() -> list[int]:
+                memory = [round(resident(process.pid))]
+                for number in range(1, times + 1):
+                    before = await since()
+                    shutil.copy(model, Path(folder) / "new")
+                    (Path(folder) / "new").replace(path)
+                    process.send_signal(signal.SIGHUP)
+                    while await since() == before:
+                        await asyncio.sleep(0.05)
+                    if number % max(1, times // 10) == 0:
+                        memory.append(round(resident(process.pid)))
+                done.set()
+                return memory
+
+            async def ask_on() -> Run:
+                whole = Run(rate)
+                while not done.is_set():
+                    part = await at_rate(port, process.pid, bodies, rate, 5, 32)
+                    whole.sent, whole.lost = whole.sent + part.sent, whole.lost + part.lost
+                    whole.wrong_ids, whole.statuses = whole.wrong_ids + part.wrong_ids, whole.statuses + part.statuses
+                    whole.seconds += part.seconds
+                return whole
+
+            done = asyncio.Event()
+            memory, run = await asyncio.gather(replace(), ask_on())
+            print(json.dumps({"replaced": times, "MiB": memory, "beside": run.summary()}), flush=True)
+
+
 async def slow_clients(model: Path, bodies: Sequence[bytes], rate: float) -> None:
     """Some send one byte a second, in the head or in the body; the others must not notice."""
     async with serving(model) as (port, process):
@@ -188,8 +228,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=20.0, help="of the requests beside")
     parser.add_argument("--image", type=Path, help="of a model for images: a file to send in forms, too")
+    parser.add_argument("--replace", type=int, help="only write the model's file anew, so often, and look at memory")
     given = parser.parse_args()
     bodies = bodies_of(given.inputs)[:50]
+    if given.replace:
+        asyncio.run(replaced_often(given.model, bodies, given.rate, given.replace))
+        return
     requests = [request_of(body, "application/json") for body in bodies]
     if given.image:
         requests += [request_of(*form_of(given.image.read_bytes()))] * len(bodies)
