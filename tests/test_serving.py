@@ -298,6 +298,21 @@ def test_a_model_that_was_replaced_gives_its_memory_back_at_once(models, tmp_pat
     asyncio.run(replace_it())
 
 
+def test_what_was_freed_is_given_back_after_every_load(models, tmp_path, monkeypatch):
+    path, times = tmp_path / "table.demur", list[int]()
+    shutil.copy(models["table"], path)
+    monkeypatch.setattr("demur.serving.hosted.release_memory", lambda: times.append(1))
+
+    async def load_three_times() -> None:
+        hosted = Hosted("table", path, Hosting(), Instruments())
+        for _ in range(2):
+            await hosted.reload()
+        assert len(times) == 3
+        await hosted.now.batcher.close()
+
+    asyncio.run(load_three_times())
+
+
 def test_whatever_goes_wrong_in_loading_the_old_model_and_the_watch_go_on(models, tmp_path, monkeypatch):
     path = tmp_path / "table.demur"
     shutil.copy(models["table"], path)

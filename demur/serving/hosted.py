@@ -1,9 +1,11 @@
 """A model file under a name: loaded, watched, and replaced by what lies there anew, whole or not at all."""
 
 import asyncio
+import ctypes
 import hashlib
 import logging
 import re
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -83,6 +85,7 @@ class Hosted:
         self._seen = signature(path)
         self._loading = asyncio.Lock()  # one at a time, however many signals come
         self.now = Loaded(name, path, hosting, instruments)
+        release_memory()
 
     async def reload(self) -> None:
         """Load what the file holds now; whoever asks meanwhile is answered by the old model."""
@@ -96,6 +99,7 @@ class Hosted:
                 self._instruments.reload_failed(self.name)
                 log.error("model kept", extra={"fields": {"model": self.name, "error": self.error}})
                 return
+            await asyncio.to_thread(release_memory)
             self.error = None
             log.info("model loaded", extra={"fields": {"model": self.name, "version": self.now.version}})
 
@@ -103,6 +107,14 @@ class Hosted:
     def changed(self) -> bool:
         """Whether the file is another than the one that was last looked at."""
         return signature(self.path) not in (self._seen, ())
+
+
+def release_memory() -> None:
+    """Give back what the C library holds of freed tensors, where it can: glibc keeps those below 32 MiB, by thread, and
+    a server whose LeNet was replaced ten times held 2.7 GiB instead of 0.8."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def named_models(models: Sequence[str]) -> dict[str, Path]:
