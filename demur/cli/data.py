@@ -53,7 +53,8 @@ def get_data(names: Annotated[list[str], typer.Argument(help="Names of data sets
 def add_data(
     name: Annotated[str, typer.Argument(help="What to call it; a known name makes it part of the tasks that use it.")],
     path: Annotated[
-        Path, typer.Argument(help="Class folders, npz, csv, txt, or the original MNIST, CIFAR, SVHN files.")
+        Path,
+        typer.Argument(help="Class folders, npz, csv, txt, OpenOOD's lists, or the original MNIST, CIFAR, SVHN files."),
     ],
     split: Annotated[str | None, typer.Option(help="train, validation or test, where the files do not say.")] = None,
     overwrite: Overwrite = False,

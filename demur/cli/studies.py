@@ -171,11 +171,11 @@ class _WithStudies(TyperCommand):
     """Names every study where help is asked for, and not before: to know them takes torch."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        from demur.paper.grid import STUDIES
+        from demur.paper.studies import NAMES
 
         name = next(param for param in self.params if param.name == "name")
         own = "or one's own: a Python file, or mypackage.mymodule:name"
-        name.help = f"{', '.join(STUDIES)}; {own}."  # type: ignore[attr-defined]
+        name.help = f"{', '.join(NAMES)}; {own}."  # type: ignore[attr-defined]
         super().format_help(ctx, formatter)
 
 
@@ -217,6 +217,7 @@ def study(
     from demur.data.catalogue import CATALOGUE
     from demur.paper.studies import study_named
     from demur.report import tables
+    from demur.report.openood import near_and_far
     from demur.scores import score_named
     from demur.study.cells import Place, is_answered, networks_of
     from demur.study.cluster import cluster
@@ -289,6 +290,8 @@ def study(
     rows = [row_of(result) for result in results]
     for group in tables.group_rows(rows):
         console.print(tables.table(group, f"{group[0].task}, {group[0].convention}: per cent", named))
+    for boards in near_and_far(results):
+        console.print(boards)
     if markdown is not None:
         write_whole(markdown, tables.markdown(rows, [r.record for r in results]))
     if results:

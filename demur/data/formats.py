@@ -7,6 +7,7 @@
 | .csv or .tsv with columns text and, if known, label | texts |
 | .csv with columns label and one a pixel (with or without a header) | grey square images, row by row |
 | .txt | one text a line |
+| .txt of lines `path label`, as OpenOOD has them | images beside or above it, or in images_classic/ there |
 | MNIST's IDX files, packed or not: the folder, or the file of images with that of labels beside it | as published |
 | CIFAR-10's or CIFAR-100's folder of Python files (no code in them is run) | as published |
 | SVHN's train_32x32.mat, test_32x32.mat, or the folder | as published, the digit 0 as label 0 |
@@ -33,13 +34,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import scipy.io
-from PIL import Image
+from PIL import Image, ImageOps
 
 from demur.data.decode import FORMATS, MODES, convert_mode, is_deep
 
 SPLITS = {"train": "train", "test": "test", "t10k": "test", "val": "validation", "dev": "validation", "extra": "extra"}
 IMAGES = {".png", ".webp", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"}
 COLOURS = dict.fromkeys((*MODES[3], "RGBA", "PA"), "colour") | dict.fromkeys((*MODES[1], "LA"), "grey")
+BILINEAR = Image.Resampling.BILINEAR
 ARRAY = "numpy.core.multiarray _reconstruct"
 
 
@@ -191,13 +193,48 @@ def read_csv(path: Path) -> Iterator[Part]:
     yield Part(split_named(path.name), np.stack(columns, 1).reshape(-1, side, side), labels=labels)
 
 
+LISTED = re.compile(rf"(\S.*(?:{'|'.join(map(re.escape, sorted(IMAGES)))}))\s+(-?\d+)", re.IGNORECASE)
+SHRUNK, LARGEST = 32, 64  # pixels of listed images that are shrunk, and of the largest that are not
+
+
+def read_list(path: Path, lines: Sequence[str]) -> Part:
+    """Images by path and label. Large ones, and those of different sizes, become what OpenOOD makes of them for CIFAR:
+    the shorter side has 32 pixels, and the middle is taken. Labels that are all -1 are none."""
+    pairs = [LISTED.fullmatch(line) for line in lines]
+    wrong = next((number for number, pair in enumerate(pairs, start=1) if pair is None), None)
+    if wrong is not None:
+        raise ValueError(f"{path}, line {wrong}, is {lines[wrong - 1]!r:.60}; lines of a list are a path and a label")
+    names, labels = [pair[1] for pair in pairs if pair], np.array([int(pair[2]) for pair in pairs if pair])
+    above = path.absolute().parents
+    roots = [root / folder for root in above for folder in ("", "images_classic", "images_largescale")]
+    root = next((root for root in roots if (root / names[0]).is_file()), None)
+    if root is None:
+        raise ValueError(
+            f"{path} lists {names[0]}, which lies neither beside it, above it, nor in images_classic there"
+        )
+    sizes, modes = set[tuple[int, int]](), set[str]()
+    for name in names:
+        with reading(root / name, "an image"), Image.open(root / name) as image:
+            sizes.add(image.size)
+            modes.add("L" if COLOURS.get(image.mode) == "grey" else "RGB")
+    shrinks, mode = len(sizes) > 1 or max(next(iter(sizes))) > LARGEST, "L" if modes == {"L"} else "RGB"
+    images = []
+    for name in names:
+        with reading(root / name, "an image"), Image.open(root / name) as image:
+            plain = convert_mode(image, mode)
+            images.append(to_png(np.asarray(ImageOps.fit(plain, (SHRUNK,) * 2, BILINEAR) if shrinks else plain)))
+    return Part(split_named(path.name), images, labels=None if (labels == -1).all() else labels)
+
+
 def read_txt(path: Path) -> Iterator[Part]:
     with reading(path, "text in UTF-8"):
         content = path.read_text(encoding="utf-8")
         if "\0" in content:
             raise ValueError("it has zero bytes")
         lines = [line.strip() for line in content.split("\n")]
-    yield Part(split_named(path.name), texts=[line for line in lines if line])
+    given = [line for line in lines if line]
+    is_list = bool(given) and LISTED.fullmatch(given[0]) is not None
+    yield read_list(path, given) if is_list else Part(split_named(path.name), texts=given)
 
 
 def read_idx(path: Path) -> Iterator[Part]:

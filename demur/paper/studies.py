@@ -1,11 +1,16 @@
-"""The paper's studies, as the engine takes them."""
+"""The paper's studies, and OpenOOD's, as the engine takes them."""
 
 from demur.names import choose
+from demur.paper import openood
 from demur.paper.conventions import resolve
 from demur.paper.further import FURTHER
 from demur.paper.grid import STUDIES
 from demur.study.grid import Study
 
+NAMES = (*STUDIES, openood.STUDY.name)
+
 
 def study_named(name: str) -> Study:
-    return Study(name, choose(STUDIES, name, "study"), resolve, FURTHER)
+    if name == openood.STUDY.name:
+        return openood.STUDY
+    return Study(name, STUDIES[choose(dict(zip(NAMES, NAMES, strict=True)), name, "study")], resolve, FURTHER)

@@ -1,0 +1,73 @@
+"""A table as OpenOOD's boards have it: AUROC and FPR95 over near and far sets, outliers as positive."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from demur.measures import ood_metrics
+from demur.metrics import accuracy
+from demur.paper.openood import BENCHMARKS
+from demur.report.sheet import Sheet
+from demur.scores import USUAL_SCORE
+from demur.study.measuring import measures_of
+from demur.study.results import Result
+
+METRICS = ("auroc", "fpr95")
+Values = Mapping[str, float]  # by column
+
+
+def near_and_far(results: Iterable[Result]) -> list[Sheet]:
+    """A table for each benchmark: a line a method and score, means over training seeds."""
+    by_task: dict[str, dict[tuple[str, str], list[Values]]] = {}
+    for result in results:
+        if result.cell.task in BENCHMARKS:
+            for score, values in measure(result).items():
+                by_task.setdefault(result.cell.task, {}).setdefault((result.cell.method, score), []).append(values)
+    return [_sheet(task, lines) for task, lines in by_task.items()]
+
+
+def measure(result: Result) -> dict[str, Values]:
+    """By score: accuracy, and AUROC and FPR95 of near and far sets and of each set; fractions."""
+    benchmark, scores = BENCHMARKS[result.cell.task], measures_of(result).scores
+    of_set = {name: ood_metrics(result.test, outside, scores) for name, outside in result.ood.items()}
+    measured: dict[str, Values] = {}
+    for score in scores:
+        prefix = "" if score == USUAL_SCORE else f"{score}_"
+        if any(f"{prefix}auroc_out" not in values for values in of_set.values()):
+            continue  # it needs a none class
+        own = {
+            f"{name} {metric}": values[f"{prefix}{metric}_out"] for name, values in of_set.items() for metric in METRICS
+        }
+        means = {
+            f"{group} {metric}": float(np.mean([own[f"{name} {metric}"] for name in names if name in of_set]))
+            for group, names in (("near", benchmark.near), ("far", benchmark.far))
+            for metric in METRICS
+        }
+        measured[score] = {"accuracy": accuracy(result.test, result.y), **means, **own}
+    return measured
+
+
+def _sheet(task: str, lines: Mapping[tuple[str, str], Sequence[Values]]) -> Sheet:
+    columns = list(next(iter(lines.values()))[0])
+    benchmark = BENCHMARKS[task]
+    present = {column.rpartition(" ")[0] for column in columns}
+    missing = [name for name in (*benchmark.near, *benchmark.far) if name not in present]
+    notes = ["AUROC and FPR95 in per cent, outliers as positive; mean over seeds, and +/- their standard deviation."]
+    if missing:
+        notes.append(f"Not in the means, because the store lacks them: {', '.join(missing)}.")
+    return Sheet(
+        ("method", "score", "seeds", *columns),
+        [
+            (method, score, str(len(seeds)), *(_mean([values[column] for values in seeds]) for column in columns))
+            for (method, score), seeds in lines.items()
+        ],
+        names=2,
+        title=f"{task}: near and far OOD",
+        notes=notes,
+        name=task,
+    )
+
+
+def _mean(values: Sequence[float]) -> str:
+    spread = f" +/- {100 * np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
+    return f"{100 * np.mean(values):.1f}{spread}"
