@@ -137,6 +137,7 @@ def test_how_often_sets_hold_the_label_is_told_by_class():
         "coverage": pytest.approx(2 / 3),
         "coverage_by_class": {"a": 0.5, "b": 1.0},
         "labels": pytest.approx(2 / 3),
+        "labels_by_class": {"a": 0.5, "b": 1.0},
     }
 
 
@@ -164,7 +165,13 @@ def test_a_model_keeps_its_promises_when_it_is_saved(model, tmp_path):
     assert all(set(each) <= {0, 1, 2} for each in sets)
     assert np.mean([of in each for of, each in zip(y, sets, strict=True)]) > 0.85
     assert model.screen(x * 5, fdr=0.1).all()
-    assert set(model.report_["prediction_sets"]) == {"level", "coverage", "coverage_by_class", "labels"}
+    assert set(model.report_["prediction_sets"]) == {
+        "level",
+        "coverage",
+        "coverage_by_class",
+        "labels",
+        "labels_by_class",
+    }
     model.save(tmp_path / "model.demur")
     again = demur.load_model(tmp_path / "model.demur")
     np.testing.assert_array_equal(again.p_value(x), p)

@@ -102,12 +102,14 @@ def measure_sets(calibration: Calibration, classes: NDArray[Any], prediction: Pr
     """How often sets hold the label of inliers that did not calibrate them, and how many labels they have."""
     sets, labels = calibration.label_sets(prediction, LEVEL), y.numpy(force=True)
     holds = sets[np.arange(len(labels)), labels]
-    by_class = {str(name): float(holds[labels == code].mean()) for code, name in enumerate(classes) if code in labels}
+    sizes = sets.sum(1)
+    rows = {str(name): labels == code for code, name in enumerate(classes) if code in labels}
     return {
         "level": LEVEL,
         "coverage": float(holds.mean()),
-        "coverage_by_class": by_class,
-        "labels": float(sets.sum(1).mean()),
+        "coverage_by_class": {name: float(holds[mine].mean()) for name, mine in rows.items()},
+        "labels": float(sizes.mean()),
+        "labels_by_class": {name: float(sizes[mine].mean()) for name, mine in rows.items()},
     }
 
 

@@ -108,15 +108,18 @@ class Evaluation:
 
     @cached_property
     def by_class(self) -> dict[str, dict[str, float]]:
-        """Of the inliers of a class: how many, accuracy, coverage, accuracy of the accepted; and of those accepted as
-        that class, the fraction that is (precision). nan where there are none."""
+        """Of the inliers of a class: how many, accuracy, how many get a label, `unsure` and `unknown`, accuracy of the
+        accepted; and of those accepted as that class, the fraction that is (precision). nan where there are none."""
         y, answer = self.y.numpy(force=True), self.given_a_class.probs.argmax(1).numpy(force=True)
+        unknown = self.decision.calls_unknown(self.inside)
         rows = {name: (y == code, (answer == code) & self.accepts) for code, name in enumerate(self.classes)}
         return {
             name: {
                 "count": int(mine.sum()),
                 "accuracy": mean_or_nan(self.right[mine]),
                 "accepted": mean_or_nan(self.accepts[mine]),
+                "unsure": mean_or_nan(~(self.accepts | unknown)[mine]),
+                "unknown": mean_or_nan(unknown[mine]),
                 "accuracy_of_accepted": mean_or_nan(self.right[mine & self.accepts]),
                 "precision_of_accepted": mean_or_nan(self.right[answered]),
             }
@@ -163,7 +166,9 @@ class Evaluation:
         if self.calibration is None:
             return {}
         found = measure_sets(self.calibration, np.array(self.classes), self.inside, self.y)
-        by_class = {f"coverage {name}": value for name, value in found["coverage_by_class"].items()}
+        by_class = {
+            f"{value} {name}": of for value in ("coverage", "labels") for name, of in found[f"{value}_by_class"].items()
+        }
         return {"coverage": found["coverage"], "labels": found["labels"], **by_class}
 
     @property

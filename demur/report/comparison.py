@@ -6,7 +6,9 @@ from pathlib import Path
 from rich.console import Group
 
 from demur.classifier.comparison import Place, as_csv
-from demur.report.evaluation import draw_risk, per_cent_or_dash, titled_sheet
+from demur.classifier.decision import UNKNOWN, UNSURE
+from demur.classifier.evaluation import INLIERS, Evaluation
+from demur.report.evaluation import CLASSES, DECIDED, draw_risk, per_cent_or_dash, titled_sheet
 from demur.report.figures import Drawing
 from demur.report.page import save_drawings
 from demur.report.sheet import Sheet, render, terminal
@@ -25,7 +27,7 @@ def write_comparison(places: Sequence[Place], data: str, out: Path) -> None:
         data=data,
         inputs=len(places[0].evaluation.y),
         ood=[*places[0].evaluation.ood],
-        tables=tables(places),
+        tables=[*tables(places), class_sheet(places)],
         figures=save_drawings([Drawing("risk", caption, draw_risk(by_model))], out / "figures"),
     )
     (out / "index.html").write_text(page, "utf-8")
@@ -37,21 +39,22 @@ def tables(places: Sequence[Place]) -> list[Sheet]:
     for number, place in enumerate(places, 1):
         one = place.evaluation
         more = "-" if place.more is None else f"{100 * place.more[0]:+.1f} to {100 * place.more[1]:+.1f}"
-        accepted = (
-            one.decisions["inliers"]["accepted"],
+        values = (
+            one.metrics["accuracy"],
+            *one.decisions[INLIERS].values(),
             one.accuracy_of_accepted,
             one.metrics["ece"],
-            one.risk["aurc"],
+            *([one.risk["aurc"]] if with_outliers else []),
         )
-        shown = [per_cent_or_dash(value) for value in (one.metrics["accuracy"], *accepted)]
+        shown = [per_cent_or_dash(value) for value in values]
         rows.append((one.model, str(number), per_cent(place.risk), more, *shown))
     risk = "AURC with outliers" if with_outliers else "AURC"
     counted = "Outliers are counted in, as many as inliers, and every answer to one is wrong. " if with_outliers else ""
     sheets = [
         titled_sheet(
             "Models, best first, per cent",
-            ("model", "rank", risk, "more than the first", "accuracy", "accepted", "accuracy of accepted", "ECE")
-            + (("AURC of inliers",) if with_outliers else ("AURC",)),
+            ("model", "rank", risk, "more than the first", "accuracy", *DECIDED, "accuracy of accepted", "ECE")
+            + (("AURC of inliers",) if with_outliers else ()),
             rows,
             f"Ranked by {risk}: the mean rate of wrong answers as more and more inputs are answered, those of "
             f"lowest outlier score first. {counted}More than the first: a 95 % interval, from resampled inputs; "
@@ -62,9 +65,9 @@ def tables(places: Sequence[Place]) -> list[Sheet]:
         sheets.append(
             titled_sheet(
                 "Outliers, per cent",
-                ("set", "model", "abstained on", "FPR95", "AUROC"),
+                ("set", "model", "inputs", "abstained on", UNSURE, UNKNOWN, "FPR95", "AUROC"),
                 [
-                    (name, one.model, per_cent(1 - one.decisions[name]["accepted"]), *map(per_cent, scored))
+                    (name, one.model, f"{len(one.ood[name]):,}", *_abstained(one, name), *map(per_cent, scored))
                     for name in places[0].evaluation.ood
                     for one in (place.evaluation for place in places)
                     for scored in [[one.against[name][one.decision.score][metric] for metric in ("fpr95", "auroc")]]
@@ -72,9 +75,39 @@ def tables(places: Sequence[Place]) -> list[Sheet]:
                 "By the score that each model abstains by. FPR95: the fraction of outliers accepted where 95 % of the"
                 " inliers are, 0 is best. AUROC: the probability that an outlier scores higher than an inlier, 100 is"
                 " best.",
+                names=2,
             )
         )
     return sheets
+
+
+def _abstained(one: Evaluation, name: str) -> list[str]:
+    """Per cent of a set: in all, unsure, unknown."""
+    decided = one.decisions[name]
+    return [per_cent(value) for value in (1 - decided["accepted"], decided[UNSURE], decided[UNKNOWN])]
+
+
+def class_sheet(places: Sequence[Place]) -> Sheet:
+    """Every class by every model; for this only a page has room."""
+    first = places[0].evaluation.by_class
+    worst = sorted(first, key=lambda name: first[name]["accuracy"])
+    shown = worst[: max(1, CLASSES // len(places))]
+    left_out = len(worst) - len(shown)
+    return titled_sheet(
+        "Classes, per cent",
+        ("class", "model", "inputs", "accuracy", "accepted", "accuracy of accepted"),
+        [
+            (name, place.evaluation.model, f"{of['count']:,}", *map(per_cent_or_dash, values))
+            for name in shown
+            for place in places
+            for of in [place.evaluation.by_class[name]]
+            for values in [[of[value] for value in ("accuracy", "accepted", "accuracy_of_accepted")]]
+        ],
+        "Of each class's inliers: how many get the right label when all are answered, how many are accepted, and how "
+        "many of these are right. Those that the first model gets wrong most come first"
+        + (f"; {left_out} better ones are left out." if left_out > 0 else "."),
+        names=2,
+    )
 
 
 def sheet(places: Sequence[Place]) -> Group:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from rich.console import Group
 
 from demur.classifier.conformal import LEVEL
-from demur.classifier.decision import score_of
+from demur.classifier.decision import UNKNOWN, UNSURE, score_of
 from demur.classifier.evaluation import INLIERS, Evaluation, as_csv, shortfall
 from demur.classifier.selective import risk_coverage
 from demur.metrics import METRICS, Array
@@ -31,6 +31,7 @@ from demur.study.measuring import per_cent
 MOST_CLASSES = 15  # of which every confusion is shown; of more, the most frequent mistakes
 MISTAKES = 15
 CLASSES = 60  # that have a line of their own
+DECIDED = ("accepted", UNSURE, UNKNOWN)
 
 
 def write_evaluation(evaluation: Evaluation, out: Path) -> None:
@@ -51,9 +52,9 @@ def write_evaluation(evaluation: Evaluation, out: Path) -> None:
     (out / "index.html").write_text(page, "utf-8")
 
 
-def titled_sheet(title: str, head: Sequence[Text], rows: Sequence[Sequence[Text]], note: str) -> Sheet:
+def titled_sheet(title: str, head: Sequence[Text], rows: Sequence[Sequence[Text]], note: str, names: int = 1) -> Sheet:
     """With a note that says what its words mean."""
-    return Sheet(head, rows, title=title, notes=(note,))
+    return Sheet(head, rows, names, title=title, notes=(note,))
 
 
 def per_cent_or_dash(value: float) -> str:
@@ -77,7 +78,7 @@ def tables(evaluation: Evaluation) -> list[Sheet]:
         ),
         titled_sheet(
             "Decisions, per cent",
-            ("set", "inputs", "accepted", "unsure", "unknown"),
+            ("set", "inputs", *DECIDED),
             [
                 (name, f"{len(prediction):,}", *map(per_cent, evaluation.decisions[name].values()))
                 for name, prediction in {INLIERS: evaluation.inside, **evaluation.ood}.items()
@@ -100,6 +101,7 @@ def tables(evaluation: Evaluation) -> list[Sheet]:
                 " FPR95 is the fraction of outliers that is accepted where 95 % of the inliers are: 0 is best. AUROC "
                 "is the probability that an outlier scores higher than an inlier: 100 is best, 50 is chance. AUPR is "
                 "average precision, inliers being what is looked for.",
+                names=2,
             )
         )
     return sheets
@@ -111,13 +113,13 @@ def further_tables(evaluation: Evaluation) -> list[Sheet]:
     worst = sorted(evaluation.by_class.items(), key=lambda item: item[1]["accuracy"])
     left_out = len(worst) - CLASSES
     note = (
-        "Of each class's inliers: how many get the right label when all are answered, how many are accepted, and "
-        "how many of these are right. Precision: of what is accepted as this class, how much is."
+        "Of each class's inliers: how many get the right label when all are answered, how many are accepted, unsure and"
+        " unknown, and how many of the accepted are right. Precision: of what is accepted as this class, how much is."
     )
     sheets.append(
         titled_sheet(
             "Classes, per cent",
-            ("class", "inputs", "accuracy", "accepted", "accuracy of accepted", "precision of accepted"),
+            ("class", "inputs", "accuracy", *DECIDED, "accuracy of accepted", "precision of accepted"),
             [(name, f"{of['count']:,}", *map(per_cent_or_dash, [*of.values()][1:])) for name, of in worst[:CLASSES]],
             note + (f" The worst come first; {left_out} better ones are left out." if left_out > 0 else ""),
         )
@@ -126,12 +128,12 @@ def further_tables(evaluation: Evaluation) -> list[Sheet]:
         sheets.append(
             titled_sheet(
                 "Prediction sets",
-                ("inliers", "label is in the set (%)", "labels in a set"),
+                ("inliers", "inputs", "label is in the set (%)", "labels in a set"),
                 [
-                    ("all", per_cent(sets["coverage"]), f"{sets['labels']:.2f}"),
+                    ("all", f"{len(evaluation.y):,}", per_cent(sets["coverage"]), f"{sets['labels']:.2f}"),
                     *(
-                        (name.removeprefix("coverage "), per_cent(value), "")
-                        for name, value in [*sets.items()][2 : 2 + CLASSES]
+                        (name, f"{of['count']:,}", per_cent(sets[f"coverage {name}"]), f"{sets[f'labels {name}']:.2f}")
+                        for name, of in worst[:CLASSES]
                     ),
                 ],
                 f"Sets of labels at level {LEVEL:g}: for inliers like those that calibrated the model, the label is in"
@@ -145,12 +147,12 @@ def further_tables(evaluation: Evaluation) -> list[Sheet]:
 def confusion(evaluation: Evaluation) -> Sheet:
     names = [*next(iter(evaluation.confusion.values()))]
     rows = [
-        (of, *(_count(count, of == f"class {name}") for name, count in each.items()))
+        (of, f"{sum(each.values()):,}", *(_count(count, of == f"class {name}") for name, count in each.items()))
         for of, each in evaluation.confusion.items()
     ]
     return titled_sheet(
         "Answers",
-        ("inputs of", *names),
+        ("inputs of", "inputs", *names),
         rows,
         "How many inputs of a class, or of a set of outliers, are answered how. Right answers lie on the "
         "diagonal; in a row of outliers only unsure and unknown are right.",
@@ -240,7 +242,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 
 def draw_risk(evaluations: Mapping[str, Evaluation]) -> Figure:
     """A line a model; of one model alone, that of its confidence too, and where its threshold is."""
-    with one_column_wide(height=2.1) as figure:
+    with one_column_wide(height=2.1 + 0.12 * len(evaluations)) as figure:
         axis = figure.subplots()
         for place, (name, one) in enumerate(evaluations.items()):
             score = score_of(one.inside, one.decision.score)
@@ -251,7 +253,8 @@ def draw_risk(evaluations: Mapping[str, Evaluation]) -> Figure:
             axis.axvline(100 * one.accepts.mean(), color="black", linewidth=0.6)
         axis.set(xlim=(0, 100), xlabel="coverage (% of inliers answered)", ylabel="risk (% of answers wrong)")
         axis.set_ylim(bottom=0)
-        axis.legend(loc="upper left", handlelength=1)
+        longest = max(len(name) for name in axis.get_legend_handles_labels()[1])
+        figure.legend(loc="outside upper center", ncols=max(1, 48 // (longest + 6)), handlelength=1, columnspacing=1)
     return figure
 
 
