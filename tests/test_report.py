@@ -46,7 +46,7 @@ from demur.report.figures import WIDTH, acceptance, draw_noise_confidence, draw_
 from demur.report.page import write_report
 from demur.report.sheet import Code, Link, Sheet, Small, Strong, as_html, as_latex, as_markdown
 from demur.scores import max_prob_score
-from demur.study.measuring import TEST, Value, resample_metric
+from demur.study.measuring import TEST, Value, per_cent, resample_metric
 from demur.study.records import Record
 from demur.study.results import Predicted, Result, write_further, write_result
 from demur.study.run import FAR_AWAY
@@ -307,6 +307,38 @@ def test_outliers_and_conventions_are_kept_apart(made: list[Sheet]):
     assert noise == {"map", "vb", "la", "la+oe"}  # what is shown no outliers fits every table
     assert published == {"map"}
     assert found[0]["map"][0] != found[2]["map"][0]
+
+
+def test_scores_that_a_study_kept_have_a_table_of_their_own(cells: list[Measured]):
+    """The usual one first, demur's in their order, one's own last; cells without such scores have no line."""
+    assert not [one.name for one in tables(cells) if one.name.startswith("scores")]
+    of_task = {run.cell.method: run for run in cells if run.cell.task == "cifar10"}
+    plain, shown = of_task["map"], of_task["la+nc"]
+
+    def with_scores(run: Measured, *names: str) -> Measured:
+        further = {
+            (where, f"{name}_{metric}"): Value(0.01 * number)
+            for (where, metric) in run.values
+            for number, name in enumerate(names, start=1)
+            if metric == "fpr95"
+        }
+        return replace(run, values={**run.values, **further})
+
+    kept = [with_scores(plain, "vim", "mine.own:score", "energy"), with_scores(shown, "energy")]
+    others = [run for run in cells if run.cell.task != "cifar10"]
+    table = named(tables([*kept, *others]), "scores-cifar10")
+    assert {row: values[0].split(" ")[0].strip("*") for row, values in entries(table, "FPR95<br>svhn").items()} == {
+        "map": per_cent(plain.values["svhn", "fpr95"].value),
+        "map, energy score": "3.0",
+        "map, vim score": "1.0",
+        "map, mine.own:score score": "2.0",
+        "la+nc": per_cent(shown.values["svhn", "fpr95"].value),
+        "la+nc, none score": per_cent(shown.values["svhn", "none_fpr95"].value),
+        "la+nc, none_share score": per_cent(shown.values["svhn", "none_share_fpr95"].value),
+        "la+nc, energy score": "1.0",
+    }
+    in_order = ["map", "map, energy score", "map, vim score", "map, mine.own:score score"]
+    assert [*entries(table, "accuracy")][:4] == in_order
 
 
 def test_the_best_of_each_group_is_no_collapsed_classifier(made: list[Sheet]):

@@ -15,6 +15,7 @@ from demur.paper.published import DEFAULT_OUTLIERS, MEAN, OOD_SETS, SHIFT_SETS, 
 from demur.paper.statistics import Known
 from demur.paper.views import Place, View, by_place, own_view, place
 from demur.report.sheet import Code, Sheet, Small, Strong, Text
+from demur.scores import MEASURED, SCORES
 from demur.study.grid import Cell
 from demur.study.measuring import TEST, metric_name, per_cent
 from demur.study.table import Measured
@@ -89,7 +90,7 @@ class Wanted:
             inference = split_method(row.method)[0]
             return "points" if inference in ("map", "de") else inference
 
-        ordered = sorted(self.rows, key=lambda row: (method_rank(row.method), row.score))
+        ordered = sorted(self.rows, key=lambda row: (method_rank(row.method), score_rank(row.score)))
         apart = sorted(ordered, key=lambda row: [group(other) for other in ordered].index(group(row)))
         return [list(rows) for _, rows in groupby(apart, group)]
 
@@ -98,7 +99,7 @@ def tables(cells: Sequence[Measured]) -> list[Sheet]:
     """One of our own for each task, then the paper's, of the tasks that were measured."""
     kinds = sorted({kind_of(run.cell) for run in cells}, key=lambda kind: kind.order)
     by_kind = {kind: [run for run in cells if kind_of(run.cell) == kind] for kind in kinds}
-    wanted = [(table, kind) for kind in kinds for table in _own_tables(by_kind[kind])]
+    wanted = [(table, kind) for kind in kinds for table in (*_own_tables(by_kind[kind]), *_score_tables(by_kind[kind]))]
     wanted += [(table, kind) for table in _paper_tables() for kind in kinds]
     filled = (_fill(table, kind, by_kind[kind], own_view(cells, *kind)) for table, kind in wanted)
     return [sheet for sheet in filled if sheet is not None]
@@ -116,25 +117,61 @@ def _paper_tables() -> Iterator[Wanted]:
 
 def _own_tables(cells: Sequence[Measured]) -> Iterator[Wanted]:
     """A task's every method, in the corrected metrics, on every OOD set."""
-    for task, outliers in sorted({(run.cell.task, outliers_of(run.cell)) for run in cells}):
-        of_task = [run for run in cells if run.cell.task == task]
-        here = [run for run in of_task if is_plain(run.cell.method) or outliers_of(run.cell) == outliers]
-        sets = tuple(dict.fromkeys(name for run in here for name in run.sets))
-        seen = [name for name in sets_of(outliers) if name in sets]
-        columns = [(TEST, "accuracy"), (TEST, "ece"), (mean_but(*seen), "fpr95"), *((name, "fpr95") for name in sets)]
-        special = unusual(task, outliers)
+    for here, outliers in _by_task(cells):
+        rows = {Row(run.cell.method, score) for run in here for score in ("max_prob", *has_scores(run, ("none",)))}
+        yield _own_table("measured", "All methods", here, outliers, rows)
+
+
+def _score_tables(cells: Sequence[Measured]) -> Iterator[Wanted]:
+    """The same by every score of which a study kept values, for methods that have such; beside the usual ones."""
+    for here, outliers in _by_task(cells):
+        asked = [run for run in here if kept_scores(run)]
         rows = {
             Row(run.cell.method, score)
-            for run in here
-            for score in ("max_prob", *["none"] * any(metric == "none_fpr95" for _, metric in run.values))
+            for run in asked
+            for score in ("max_prob", *has_scores(run, ("none", "none_share")), *kept_scores(run))
         }
-        yield Wanted(
-            "-".join(filter(None, ("measured", task, special))),
-            f"All methods, {task}" + f", trained with {outliers}" * bool(special),
-            outliers,
-            tuple(sorted(rows)),
-            tuple(Column(task, *column) for column in columns),
-        )
+        if rows:
+            yield _own_table("scores", "Scores", asked, outliers, rows)
+
+
+def _by_task(cells: Sequence[Measured]) -> Iterator[tuple[list[Measured], str]]:
+    """The cells of a task, those trained with other outliers apart; methods that are shown none go with each."""
+    for task, outliers in sorted({(run.cell.task, outliers_of(run.cell)) for run in cells}):
+        of_task = [run for run in cells if run.cell.task == task]
+        yield [run for run in of_task if is_plain(run.cell.method) or outliers_of(run.cell) == outliers], outliers
+
+
+def _own_table(name: str, title: str, here: Sequence[Measured], outliers: str, rows: Iterable[Row]) -> Wanted:
+    task = here[0].cell.task
+    sets = tuple(dict.fromkeys(name for run in here for name in run.sets))
+    seen = [name for name in sets_of(outliers) if name in sets]
+    columns = [(TEST, "accuracy"), (TEST, "ece"), (mean_but(*seen), "fpr95"), *((name, "fpr95") for name in sets)]
+    special = unusual(task, outliers)
+    return Wanted(
+        "-".join(filter(None, (name, task, special))),
+        f"{title}, {task}" + f", trained with {outliers}" * bool(special),
+        outliers,
+        tuple(sorted(rows)),
+        tuple(Column(task, *column) for column in columns),
+    )
+
+
+def has_scores(run: Measured, names: Iterable[str]) -> list[str]:
+    """Those of the scores that the cell has FPR95 of."""
+    metrics = {metric for _, metric in run.values}
+    return [name for name in names if f"{name}_fpr95" in metrics]
+
+
+def kept_scores(run: Measured) -> list[str]:
+    """The scores that it has beside those of every cell."""
+    names = {metric.removesuffix("_fpr95") for _, metric in run.values if metric.endswith("_fpr95")}
+    return sorted(names - {*MEASURED})
+
+
+def score_rank(name: str) -> tuple[int, str]:
+    """To sort by: demur's own scores in their order, then others by name."""
+    return ([*SCORES].index(name) if name in SCORES else len(SCORES)), name
 
 
 def _fill(table: Wanted, kind: Kind, cells: Sequence[Measured], view: View) -> Sheet | None:
