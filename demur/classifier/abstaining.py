@@ -119,17 +119,17 @@ def read_fitted(path: Path, score: Score, posterior: Posterior, likelihood: Like
 
 
 def _check_shapes(
-    found: Mapping[str, tuple[int, ...]], declared: Mapping[str, tuple[str, ...]], width: int, classes: int
+    stored: Mapping[str, tuple[int, ...]], declared: Mapping[str, tuple[str, ...]], width: int, classes: int
 ) -> None:
     """A dimension has one size throughout; those of features and classes are the network's, others have a limit."""
     sizes = {"features": width, "classes": classes}
     limits = {"inputs": LEARNT_FROM, "directions": width, "all directions": width, "seen classes": classes}
-    if found.keys() != declared.keys():
+    if stored.keys() != declared.keys():
         raise ValueError("what its score learned has other names than it should; save it anew")
     for key, names in declared.items():
-        right = len(names) == len(found[key]) and all(
+        right = len(names) == len(stored[key]) and all(
             sizes.setdefault(name, size) == size and size <= limits.get(name, size)
-            for name, size in zip(names, found[key], strict=True)
+            for name, size in zip(names, stored[key], strict=True)
         )
         if not right:
-            raise ValueError(f"{key!r}, of what its score learned, is {found[key]}, not as its network; save it anew")
+            raise ValueError(f"{key!r}, of what its score learned, is {stored[key]}, not as its network; save it anew")

@@ -234,13 +234,13 @@ def _quiet(transformers: Any) -> Iterator[None]:
 
 
 def _wordllama(_: str, name: str) -> Backbone:
-    found = importlib.util.find_spec("wordllama")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("wordllama")
+    if spec is None or not spec.submodule_search_locations:
         import_extra("wordllama", "wordllama")
         raise ValueError("the package wordllama is no folder; install it anew")
     from safetensors.torch import load_file
 
-    folder = Path(found.submodule_search_locations[0])  # its files alone: importing it sets up logging
+    folder = Path(spec.submodule_search_locations[0])  # its files alone: importing it sets up logging
     weight = load_file(folder / "weights" / "l2_supercat_256.safetensors")["embedding.weight"]
     vocabulary, width = weight.shape
     trunk = trunks.WordMean(vocabulary, width)

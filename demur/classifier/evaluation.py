@@ -165,11 +165,13 @@ class Evaluation:
         """How often prediction sets hold the label, overall and by class, and how many labels they have."""
         if self.calibration is None:
             return {}
-        found = measure_sets(self.calibration, np.array(self.classes), self.inside, self.y)
+        measured = measure_sets(self.calibration, np.array(self.classes), self.inside, self.y)
         by_class = {
-            f"{value} {name}": of for value in ("coverage", "labels") for name, of in found[f"{value}_by_class"].items()
+            f"{value} {name}": of
+            for value in ("coverage", "labels")
+            for name, of in measured[f"{value}_by_class"].items()
         }
-        return {"coverage": found["coverage"], "labels": found["labels"], **by_class}
+        return {"coverage": measured["coverage"], "labels": measured["labels"], **by_class}
 
     @property
     def sure(self) -> Array:
@@ -215,8 +217,8 @@ def evaluate(
         for batch in inputs.batches:
             parts.append(classifier.prediction(batch.x, more))
             labels += batch.y or []
-            found = examples_of(classifier, parts[-1], batch, lowest)
-            examples = sorted([*examples, *found], key=lambda one: one.score if lowest else -one.score)[:EXAMPLES]
+            extreme = examples_of(classifier, parts[-1], batch, lowest)
+            examples = sorted([*examples, *extreme], key=lambda one: one.score if lowest else -one.score)[:EXAMPLES]
             count(len(batch.names))
         return concatenate(parts), labels, examples
 

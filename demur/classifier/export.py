@@ -286,8 +286,8 @@ def of_columns(classifier: Classifier) -> dict[str, Any]:
     columns = classifier.preprocessing_.columns
     names = getattr(classifier, "feature_names_in_", range(len(columns)))
     entries = [{"entries": column.entries} if isinstance(column, Category) else {} for column in columns]
-    made = zip(names, columns, entries, strict=True)
-    return {"columns": [{"name": str(name), **asdict(column), **more} for name, column, more in made]}
+    described = zip(names, columns, entries, strict=True)
+    return {"columns": [{"name": str(name), **asdict(column), **more} for name, column, more in described]}
 
 
 def check(classifier: Classifier, session: Any) -> str:
@@ -304,11 +304,11 @@ def check(classifier: Classifier, session: Any) -> str:
     prediction = predict_scored(classifier.posterior_, classifier.likelihood_, x, scores, {})
     score = score_of(prediction, classifier.decision_.score)
     decision = classifier.decision_.answers(prediction, classifier.classes_).astype(str)
-    found = session.run(list(OUTPUTS), {"input": raw.numpy()})
+    exported = session.run(list(OUTPUTS), {"input": raw.numpy()})
     size = np.maximum(1, np.abs(score))  # of logits far from all data float32 has fewer places
-    apart = max(np.abs(found[0] - class_probs(prediction)).max(), (np.abs(found[1] - score) / size).max())
+    apart = max(np.abs(exported[0] - class_probs(prediction)).max(), (np.abs(exported[1] - score) / size).max())
     limits = [limit for limit in (*classifier.decision_.accept, *classifier.decision_.unknown) if limit is not None]
     clear = np.abs(score[:, None] - limits).min(1) > TOLERANCE * size
-    if not apart <= TOLERANCE or (found[2] != decision)[clear].any():
+    if not apart <= TOLERANCE or (exported[2] != decision)[clear].any():
         raise ValueError(f"the exported graph differs from the model by {apart:.1g}; this network cannot be exported")
     return f"{count} random inputs give the same to {apart:.0e}"

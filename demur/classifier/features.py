@@ -78,15 +78,15 @@ def compute_features(trunk: nn.Module, x: Tensor, device: torch.device, cache: P
     own = bytes.fromhex(digest((repr(trunk), state_of(trunk))))
     keys = [hashlib.sha256(own + row.contiguous().numpy().tobytes()).digest() for row in x.cpu()]
     with _open_cache(cache) as stored:
-        found = {key: value for key in dict.fromkeys(keys) if (value := stored.read(key)) is not None}
-        missing = [row for row, key in enumerate(keys) if key not in found]
+        features = {key: value for key in dict.fromkeys(keys) if (value := stored.read(key)) is not None}
+        missing = [row for row, key in enumerate(keys) if key not in features]
         for start in range(0, len(missing), AT_ONCE):
             rows = missing[start : start + AT_ONCE]
             fresh = _compute(trunk, x[rows], device, len(x) - len(missing) + start, len(x))
-            made = {keys[row]: features for row, features in zip(rows, fresh, strict=True)}
-            stored.write(made)
-            found |= made
-    return torch.stack([found[key] for key in keys])
+            computed = {keys[row]: values for row, values in zip(rows, fresh, strict=True)}
+            stored.write(computed)
+            features |= computed
+    return torch.stack([features[key] for key in keys])
 
 
 def as_features(
@@ -161,7 +161,7 @@ class _Stored:
         row = self.connection.execute("select value from features where key = ?", (key,)).fetchone()
         return None if row is None else torch.from_numpy(np.frombuffer(row[0], np.float32).copy())
 
-    def write(self, made: dict[bytes, Tensor]) -> None:
+    def write(self, features: dict[bytes, Tensor]) -> None:
         with self.connection:
-            rows: Sequence[tuple[bytes, bytes]] = [(key, value.numpy().tobytes()) for key, value in made.items()]
+            rows: Sequence[tuple[bytes, bytes]] = [(key, value.numpy().tobytes()) for key, value in features.items()]
             self.connection.executemany("insert or replace into features values (?, ?)", rows)

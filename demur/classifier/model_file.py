@@ -38,9 +38,9 @@ SUFFIX = ".demur"
 
 def _are_parts(names: Iterable[str]) -> bool:
     """Whether these are a model's, each once."""
-    found = sorted(names)
-    more = [name for name in (BACKBONE, SCORE) if name in found]
-    return found == sorted((MANIFEST, *PARTS, *more))
+    ordered = sorted(names)
+    more = [name for name in (BACKBONE, SCORE) if name in ordered]
+    return ordered == sorted((MANIFEST, *PARTS, *more))
 
 
 def check_target(path: str | Path) -> None:
@@ -171,8 +171,8 @@ def _check_parts(folder: Path, path: Path) -> dict[str, Any]:
     if {MANIFEST, *manifest["parts"]} != set(present):
         raise _damage_error(path, f"{MANIFEST} lists other parts")
     for name in manifest["parts"]:
-        found = {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
-        if manifest["parts"][name] != found:
+        measured = {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
+        if manifest["parts"][name] != measured:
             raise _damage_error(path, f"{name} is not what was saved")
     return _read_json(folder / MODEL, LONGEST_MODEL, path)
 

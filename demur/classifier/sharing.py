@@ -72,8 +72,8 @@ def _check_hash(file: Path, stored: Any, named: str) -> None:
     if stored.lfs is None:
         return
     with file.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != stored.lfs.sha256:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if digest != stored.lfs.sha256:
         raise ValueError(f"{named} is other than the hub describes it; remove {file}, and load it again")
 
 

@@ -102,10 +102,10 @@ class Category:
     def of(cls, cells: pd.Series) -> "Category":
         names = _names(cells)
         there = names[names != MISSING]
-        found, count = np.unique(there.astype(str), return_counts=True)
-        order = np.lexsort((found, -count))
-        values = [str(found[place]) for place in order if count[place] >= FEWEST][:MOST]
-        rare = sorted({*found.tolist()} - {*values})
+        distinct, count = np.unique(there.astype(str), return_counts=True)
+        order = np.lexsort((distinct, -count))
+        values = [str(distinct[place]) for place in order if count[place] >= FEWEST][:MOST]
+        rare = sorted({*distinct.tolist()} - {*values})
         is_open = len(rare) > KNOWN or (count == 1).sum() > NEW * len(names)
         return cls(tuple(values), () if is_open else tuple(rare), len(there) < len(names), bool(is_open))
 
@@ -169,17 +169,17 @@ def _column(cells: pd.Series, name: str) -> Column:
 
 def encode_cells(columns: Sequence[Column], frame: pd.DataFrame) -> tuple[Array, dict[int, str]]:
     """The codes of all cells, and by row what is wrong with it: a phrase that begins with the value and its column."""
-    found, wrong = np.empty((len(frame), len(columns))), dict[int, str]()
+    table, wrong = np.empty((len(frame), len(columns))), dict[int, str]()
     for place, column in enumerate(columns):
         cells, name = frame.iloc[:, place], frame.columns[place]
-        found[:, place] = codes = column.encode(cells)
+        table[:, place] = codes = column.encode(cells)
         if isinstance(column, Category):
             continue
         bad = np.isinf(codes) | (np.isnan(codes) & ~_missing(cells) if np.isnan(codes).any() else False)
         for row in np.flatnonzero(bad).tolist():
             cell = f"{_quote(cells.iloc[row])} in column {name!r}"
             wrong.setdefault(row, f"{cell}, which is no {column.what}; write it as one, or leave it empty")
-    return found, wrong
+    return table, wrong
 
 
 def codes_of(columns: Sequence[Column], frame: pd.DataFrame, what: str) -> Array:
@@ -275,11 +275,11 @@ def _days(cells: pd.Series) -> Array:
 def _names(cells: pd.Series) -> np.ndarray:
     """Cells as names of categories, MISSING where they are empty."""
     try:
-        place, found = pd.factorize(cells)
+        place, distinct = pd.factorize(cells)
     except TypeError:
         odd = next(cell for cell in cells if not isinstance(cell, str | int | float))
         raise ValueError(f"X has a {type(odd).__name__} in column {str(cells.name)!r}; make it {CELLS}") from None
-    names = np.array([*map(_name, found), MISSING], object)
+    names = np.array([*map(_name, distinct), MISSING], object)
     return names[place]
 
 

@@ -50,17 +50,17 @@ def parse_tokenizer(tokenizer: str) -> Any:
     """The tokenizer that the JSON describes, cutting and padding nothing by itself."""
     tokenizers = import_extra("tokenizers", "hf")
     try:
-        found = tokenizers.Tokenizer.from_str(tokenizer)
+        parsed = tokenizers.Tokenizer.from_str(tokenizer)
     except Exception as error:  # the package raises nothing narrower
         raise ValueError(f"its tokenizer is none ({error}); save it anew") from None
-    found.no_truncation()
-    found.no_padding()
-    return found
+    parsed.no_truncation()
+    parsed.no_padding()
+    return parsed
 
 
 def special_tokens(tokenizer: str) -> tuple[list[int], list[int]]:
     """What the tokenizer puts before and behind a text."""
-    found = parse_tokenizer(tokenizer)
-    bare, whole = found.encode("a", add_special_tokens=False).ids, found.encode("a").ids
+    parsed = parse_tokenizer(tokenizer)
+    bare, whole = parsed.encode("a", add_special_tokens=False).ids, parsed.encode("a").ids
     start = next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), 0)
     return whole[:start], whole[start + len(bare) :]

@@ -130,8 +130,8 @@ def from_config(config: Mapping[str, Any]) -> nn.Module:
     usual = kind().to_dict()
     if odd := [name for name, value in config.items() if name not in usual or name[0] == "_" or not _is_plain(value)]:
         raise ValueError(f"{odd[0]} is no number or name that {config['model_type']} is built by")
-    made = kind(**{name: value for name, value in config.items() if name != "model_type"})
-    return transformers.AutoModel.from_config(made, attn_implementation="eager", trust_remote_code=False)
+    configuration = kind(**{name: value for name, value in config.items() if name != "model_type"})
+    return transformers.AutoModel.from_config(configuration, attn_implementation="eager", trust_remote_code=False)
 
 
 UNSAVED = ("transformers_version", "architectures", "dtype", "return_dict", "problem_type")

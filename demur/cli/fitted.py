@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from demur.classifier.readers import Inputs
 
 
-def said_of_fit(classifier: "Classifier", given: "Inputs", count: int, outliers: str | None) -> dict[str, str]:
+def describe_fit(classifier: "Classifier", given: "Inputs", count: int, outliers: str | None) -> dict[str, str]:
     from demur.classifier.readers import join_names
 
     report = classifier.report_

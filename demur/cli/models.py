@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from demur.cli.fitted import said_of_fit
+from demur.cli.fitted import describe_fit
 from demur.cli.outputs import Overwrite, check_file, check_folder
 from demur.cli.progress import counting, progress
 from demur.cli.shared import Data, DeviceName, Seed, cache_folder, make_console, open_store, parse_device
@@ -125,14 +125,14 @@ def fit(
                 device=place,
                 random_state=seed,
             )
-            told = f"{inputs.name} {method}"
+            title = f"{inputs.name} {method}"
             with observe_features(
-                lambda done, total: describe(f"{told}: features {done:,}/{total:,}" if done < total else told)
+                lambda done, total: describe(f"{title}: features {done:,}/{total:,}" if done < total else title)
             ):
                 classifier.fit(inliers.x, inliers.y, shown)
             if is_first():
                 classifier.save(out)
-        for name, value in said_of_fit(classifier, given, len(inliers.names), outliers).items():
+        for name, value in describe_fit(classifier, given, len(inliers.names), outliers).items():
             print(f"{name:<9} {value}")
         print(f"wrote {out}")
 
@@ -207,12 +207,12 @@ def evaluate(
     inside = _open_for(classifier, inputs, labelled=True, label=label)
     outside = {name: _open_for(classifier, path) for name, path in named.items()}
     with counting(inputs.name) as count:
-        found = evaluation.evaluate(model.name, classifier, inside, outside, place, count, score or ())
-    make_console().print(sheet(found))
-    if shortfall := evaluation.shortfall(found):
+        evaluated = evaluation.evaluate(model.name, classifier, inside, outside, place, count, score or ())
+    make_console().print(sheet(evaluated))
+    if shortfall := evaluation.shortfall(evaluated):
         print(f"demur: note: {shortfall}", file=sys.stderr)
     if report is not None:
-        write_evaluation(found, report)
+        write_evaluation(evaluated, report)
         print(f"wrote {report / 'index.html'}")
 
 
@@ -242,14 +242,14 @@ def compare(
     from demur.classifier.comparison import rank_models
     from demur.report.comparison import sheet, write_comparison
 
-    place, found = parse_device(device), []
+    place, evaluations = parse_device(device), []
     for name, model in by_name.items():
         classifier = Classifier.load(model, device=place)
         inside = _open_for(classifier, inputs, labelled=True, label=label)
         outside = {of: _open_for(classifier, path) for of, path in named.items()}
         with counting(name) as count:
-            found.append(evaluation.evaluate(name, classifier, inside, outside, place, count))
-    places = rank_models(found)
+            evaluations.append(evaluation.evaluate(name, classifier, inside, outside, place, count))
+    places = rank_models(evaluations)
     make_console().print(sheet(places))
     if report is not None:
         write_comparison(places, inputs.name, report)

@@ -37,9 +37,9 @@ class Training:
             self.status = f"network {self.network + 1}{f'/{self.networks}' if self.networks else ''}, {self.status}"
         now = time.monotonic()
         self.begun = self.begun or (now, self.part)
-        taken, made = now - self.begun[0], self.part - self.begun[1]
-        if taken > 1 and made > 0 and self.part < 1:
-            left = taken * (1 - self.part) / made
+        seconds, done = now - self.begun[0], self.part - self.begun[1]
+        if seconds > 1 and done > 0 and self.part < 1:
+            left = seconds * (1 - self.part) / done
             self.status += f", about {duration(left if report.left is None else min(left, report.left))} left"
 
     @property

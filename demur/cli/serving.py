@@ -161,12 +161,12 @@ def monitor(
             watched.observe(scores, abstained, labels)
             count(len(scores))
     report = watched.report()
-    print("\n".join(f"{name:<9} {said}" for name, said in _said_of(report).items()))
+    print("\n".join(f"{name:<9} {text}" for name, text in _describe(report).items()))
     if report.alarm is not None:
         raise typer.Exit(1)
 
 
-def _said_of(report: "Report") -> dict[str, str]:
+def _describe(report: "Report") -> dict[str, str]:
     against = "scores and abstentions" if report.by_score else "abstentions"
     return {
         "verdict": report.said,

@@ -56,15 +56,15 @@ class Source:
 def list_inputs(at: Location, kind: str) -> Source:
     """Images, or files of rows or texts, whichever the kind of the model is, at a location."""
     suffixes = IMAGES if kind == "images" else FILES
-    found = list(_files(at, suffixes))
-    if not found:
+    files = list(_files(at, suffixes))
+    if not files:
         wanted = ", ".join(sorted(suffixes))
         raise ValueError(f"{at.name} holds no {kind}; give a folder of {wanted} files, or one of these")
-    told = hashlib.sha256()
-    for name, info in found:
-        told.update(f"{name}\0{info.size}\0{info.mtime_ns}\n".encode("utf-8", "surrogateescape"))
-    cuts = _runs([name for name, _ in found]) if kind == "images" else _cut(at, found)
-    return Source(at, kind, tuple(replace(cut, number=n) for n, cut in enumerate(cuts)), told.hexdigest())
+    content = hashlib.sha256()
+    for name, info in files:
+        content.update(f"{name}\0{info.size}\0{info.mtime_ns}\n".encode("utf-8", "surrogateescape"))
+    cuts = _runs([name for name, _ in files]) if kind == "images" else _cut(at, files)
+    return Source(at, kind, tuple(replace(cut, number=n) for n, cut in enumerate(cuts)), content.hexdigest())
 
 
 def _files(at: Location, suffixes: Iterable[str]) -> Iterator[tuple[str, fs.FileInfo]]:

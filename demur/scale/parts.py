@@ -110,7 +110,7 @@ def open_output(to: Location, manifest: Manifest, overwrite: bool) -> set[int]:
 
 
 def parts_in(to: Location) -> set[int]:
-    return {int(found[1]) for name in _names(to) if (found := PART.fullmatch(name))}
+    return {int(match[1]) for name in _names(to) if (match := PART.fullmatch(name))}
 
 
 def remove_unfinished(to: Location) -> None:

@@ -66,8 +66,8 @@ def answers(model: Classifier, prediction: Prediction) -> list[Answer]:
 
 def plain(value: Any) -> str | int | float:
     """A label as JSON has it."""
-    found: str | int | float = value.item() if isinstance(value, np.generic) else value
-    return found
+    label: str | int | float = value.item() if isinstance(value, np.generic) else value
+    return label
 
 
 def finite_or_none(value: float) -> float | None:

@@ -81,8 +81,8 @@ def add(app: FastAPI, server: "Server") -> None:
             read, body, request.headers.get(LENGTH), hosted.now.model, server.settings.limits
         )
         by_value = isinstance(x, list)  # texts and rows, which are checked as those of plain JSON
-        loaded, found = await (server.answered if by_value else server.inferred)(request, hosted, x)
-        return response(given, {"model_name": name, "model_version": loaded.version}, found)
+        loaded, answers = await (server.answered if by_value else server.inferred)(request, hosted, x)
+        return response(given, {"model_name": name, "model_version": loaded.version}, answers)
 
 
 def _at(server: "Server", name: str, version: str | None) -> Any:
@@ -150,15 +150,15 @@ def numbers(binary: bytes, dtype: str) -> np.ndarray:
 
 def strings(binary: bytes) -> list[str]:
     """Each has its length before it, four bytes, the lowest first."""
-    found, at = [], 0
+    texts, at = [], 0
     while at < len(binary):
         (size,) = struct.unpack_from("<I", binary.ljust(at + 4, b"\0"), at)
         end = at + 4 + size
         if end > len(binary):
             raise Refused("the binary data end in the middle of a string")
-        found.append(utf8(binary[at + 4 : end]))
+        texts.append(utf8(binary[at + 4 : end]))
         at = end
-    return found
+    return texts
 
 
 def utf8(text: bytes) -> str:
@@ -188,13 +188,13 @@ def flatten(data: Any, datatype: str) -> np.ndarray:
     return kept.reshape(-1)
 
 
-def response(given: Mapping[str, Any], head: dict[str, Any], found: Sequence[Answer]) -> Response:
+def response(given: Mapping[str, Any], head: dict[str, Any], answers: Sequence[Answer]) -> Response:
     """All outputs, or those asked for; as binary data where that is asked for."""
     every: dict[str, tuple[str, np.ndarray]] = {
-        "decision": ("BYTES", np.array([str(answer.decision) for answer in found], dtype=object)),
-        "label": ("BYTES", np.array([str(answer.label) for answer in found], dtype=object)),
-        "outlier_score": ("FP64", np.array([answer.outlier_score for answer in found], dtype=np.float64)),
-        "probabilities": ("FP64", np.array([[*answer.probabilities.values()] for answer in found], dtype=np.float64)),
+        "decision": ("BYTES", np.array([str(answer.decision) for answer in answers], dtype=object)),
+        "label": ("BYTES", np.array([str(answer.label) for answer in answers], dtype=object)),
+        "outlier_score": ("FP64", np.array([answer.outlier_score for answer in answers], dtype=np.float64)),
+        "probabilities": ("FP64", np.array([[*answer.probabilities.values()] for answer in answers], dtype=np.float64)),
     }
     by_default = _flag(given, "binary_data_output")
     asked = given.get("outputs") or [{"name": name} for name in every]

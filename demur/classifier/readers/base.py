@@ -93,17 +93,42 @@ def wrong_rows(
 
 def label_column(header: Sequence[str], path: Path, label: str | None, features: Sequence[str]) -> str:
     """The label's; without `features`, all other columns are to be features, and another label may be among these."""
-    found = [name for name in ((label,) if label else LABELS) if name in header and name not in features]
-    if len(found) > 1 and not features:
-        others = " and ".join(map(repr, found[1:]))
+    candidates = [name for name in ((label,) if label else LABELS) if name in header and name not in features]
+    if len(candidates) > 1 and not features:
+        others = " and ".join(map(repr, candidates[1:]))
         warnings.warn(
-            f"{path} has its labels in column {found[0]!r}, and {others} will be a feature; if it is a label too, take "
-            "it out, or the model will learn to read it off; --label names another",
+            f"{path} has its labels in column {candidates[0]!r}, and {others} will be a feature; if it is a label too, "
+            "take it out, or the model will learn to read it off; --label names another",
             stacklevel=4,
         )
-    if not found:
+    if not candidates:
         wanted = repr(label) if label else " or ".join(LABELS)
         raise ValueError(
             f"{path} has no column {wanted}; name the label's with --label; there are {join_names(header)}"
         )
-    return found[0]
+    return candidates[0]
+
+
+def feature_columns(header: Sequence[str], path: Path, columns: Sequence[str], label: str | None) -> list[str]:
+    """These columns, else all but the label's; refused where one is not there."""
+    features = list(columns) or [name for name in header if name != label]
+    missing = [name for name in features if name not in header]
+    if missing or not features:
+        raise ValueError(
+            f"{path} has no column {', '.join(map(repr, missing)) or 'but the label'}; its columns are "
+            f"{join_names(header)}; rename them, or give another file"
+        )
+    return features
+
+
+def check_labels(y: Sequence[str] | None, path: Path, names: Sequence[str]) -> None:
+    if y is not None and "" in y:
+        raise ValueError(f"{path} has no label in row {names[y.index('')]}; fill it in, or remove the row")
+
+
+def decoded(text: str | bytes) -> str | None:
+    """None where it is not UTF-8."""
+    try:
+        return text.decode() if isinstance(text, bytes) else text
+    except UnicodeDecodeError:
+        return None

@@ -10,7 +10,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from demur.classifier.readers.base import BATCH, Asked, Batch, Check, Inputs, join_names, label_column, wrong_rows
+from demur.classifier.readers.base import (
+    BATCH,
+    Asked,
+    Batch,
+    Check,
+    Inputs,
+    check_labels,
+    decoded,
+    feature_columns,
+    label_column,
+    wrong_rows,
+)
 from demur.data.formats import reading
 
 GAPS = pa.array(  # what Arrow takes for an empty cell of numbers
@@ -55,11 +66,11 @@ def is_mixed(parts: Iterable[pa.RecordBatch], path: Path) -> bool:
         for name, cells in zip(part.schema.names, part.columns, strict=True):
             if pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type):
                 there = without_gaps(pa.chunked_array([cells.cast(pa.string())]))
-                found = _words_in(there)
-                words[name] += len(found)
-                numbers[name] += len(there) - there.null_count - len(found)
-                if found:
-                    first.setdefault(name, (there[found[0]].as_py(), rows + found[0] + 1))
+                places = _words_in(there)
+                words[name] += len(places)
+                numbers[name] += len(there) - there.null_count - len(places)
+                if places:
+                    first.setdefault(name, (there[places[0]].as_py(), rows + places[0] + 1))
                 mixed |= bool(there.null_count)
             elif pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type):
                 mixed |= bool(cells.null_count) or bool(np.isnan(np.asarray(cells, np.float64)).any())
@@ -92,28 +103,21 @@ def as_cells(rows: pa.Table, path: Path) -> tuple[pa.Table, list[int]]:
         try:
             texts = cells.cast(pa.string())
         except pa.ArrowInvalid:
-            found = [_decoded(cell) for cell in cells.to_pylist()]
-            broken |= {row for row, text in enumerate(found) if text is None}
-            texts = pa.chunked_array([pa.array(found, pa.string())])
+            strings = [decoded(cell) for cell in cells.to_pylist()]
+            broken |= {row for row, text in enumerate(strings) if text is None}
+            texts = pa.chunked_array([pa.array(strings, pa.string())])
         if pc.any(pc.match_substring(texts, "\n")).as_py():
             raise ValueError(f"{path} has a quote that is not closed before the end of its line; close it")
         columns.append(without_gaps(texts))
     return pa.table(columns, names=rows.column_names), sorted(broken)
 
 
-def _decoded(cell: bytes) -> str | None:
-    try:
-        return cell.decode()
-    except UnicodeDecodeError:
-        return None
-
-
 def wrong_cells(
     rows: pa.Table, path: Path, names: Sequence[str], check: Check | None, tolerant: bool
 ) -> dict[int, str]:
     """The places of rows that the model cannot take; refused, unless `tolerant`."""
-    found = check(rows) if check and len(rows) else {}
-    wrong = {row: f"{path} has in row {names[row]} {why}" for row, why in found.items()}
+    reasons = check(rows) if check and len(rows) else {}
+    wrong = {row: f"{path} has in row {names[row]} {why}" for row, why in reasons.items()}
     if wrong and not tolerant:
         raise ValueError(wrong[min(wrong)])
     return wrong
@@ -131,13 +135,7 @@ def open_parquet(
     texts = not columns and "text" in header
     features = ["text"] if texts else columns
     named = label_column(header, path, asked.label, features) if labelled else None
-    taken = list(columns) or (["text"] if texts else [name for name in header if name != named])
-    missing = [name for name in taken if name not in header]
-    if missing or not taken:
-        raise ValueError(
-            f"{path} has no column {', '.join(map(repr, missing)) or 'but the label'}; its columns are "
-            f"{join_names(header)}; rename them, or give another file"
-        )
+    taken = feature_columns(header, path, features, named)
     for name in taken:
         kind = file.schema_arrow.field(name).type
         plain = pa.types.is_integer(kind) or pa.types.is_floating(kind)
@@ -145,10 +143,10 @@ def open_parquet(
             raise ValueError(f"{path} has column {name!r} of {kind}, which is no number; make it one, or take it out")
 
     def parts(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        found = file.iter_batches(BATCH, row_groups=groups, columns=list(wanted), use_threads=False)
+        stored = file.iter_batches(BATCH, row_groups=groups, columns=list(wanted), use_threads=False)
         while True:
             with reading(path, "parquet"):
-                part = next(found, None)
+                part = next(stored, None)
             if part is None:
                 return
             yield part.select(list(wanted))
@@ -164,18 +162,17 @@ def open_parquet(
             y = None
             if named:
                 y = ["" if cell is None else str(cell) for cell in rows[named].to_pylist()]
-                if "" in y:
-                    raise ValueError(f"{path} has no label in row {names[y.index('')]}; fill it in, or remove the row")
+                check_labels(y, path, names)
             if texts:
-                found = rows["text"].to_pylist()
+                sentences = rows["text"].to_pylist()
                 wrong = {
                     row: f"{path} has no text in row {names[row]}; fill it in, or remove the row"
-                    for row, text in enumerate(found)
+                    for row, text in enumerate(sentences)
                     if not isinstance(text, str)
                 }
                 if wrong and not asked.tolerant:
                     raise ValueError(wrong[min(wrong)])
-                yield Batch(names, [text for text in found if isinstance(text, str)], y, wrong)
+                yield Batch(names, [text for text in sentences if isinstance(text, str)], y, wrong)
                 continue
             rows = rows.select(taken)
             if mixed:

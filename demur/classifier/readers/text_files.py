@@ -19,7 +19,19 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv
 
-from demur.classifier.readers.base import BATCH, LABELS, Asked, Batch, Inputs, join_names, label_column, wrong_rows
+from demur.classifier.readers.base import (
+    BATCH,
+    LABELS,
+    Asked,
+    Batch,
+    Inputs,
+    check_labels,
+    decoded,
+    feature_columns,
+    join_names,
+    label_column,
+    wrong_rows,
+)
 from demur.classifier.readers.tables import as_cells, is_mixed, wrong_cells
 from demur.data.formats import reading
 
@@ -52,13 +64,7 @@ def open_csv(stream: io.BufferedReader, asked: Asked) -> Inputs:
     header, delimiter = read_header(stream, path, columns)
     texts = not columns and "text" in header
     label = label_column(header, path, asked.label, ("text",) if texts else columns) if labelled else asked.label
-    taken = list(columns) or (["text"] if texts else [name for name in header if not labelled or name != label])
-    missing = [name for name in taken if name not in header]
-    if missing or not taken:
-        raise ValueError(
-            f"{path} has no column {', '.join(map(repr, missing)) or 'but the label'}; its columns are "
-            f"{join_names(header)}; rename them, or give another file"
-        )
+    taken = feature_columns(header, path, ["text"] if texts else columns, label if labelled else None)
     reopened = reopener(stream)
     mixed = asked.mixed
     if mixed is None and not texts:
@@ -99,16 +105,17 @@ def open_csv(stream: io.BufferedReader, asked: Asked) -> Inputs:
         wrong = {place: ragged[number] for place, number in enumerate(numbers) if number in ragged}
         places = [place for place in range(len(names)) if place not in wrong]
         y = part[label].to_pylist() if labelled else None
-        if y is not None and "" in y:
-            raise ValueError(f"{path} has no label in row {names[y.index('')]}; fill it in, or remove the row")
+        check_labels(y, path, names)
         if broken := [number for number, name in zip(names, y or (), strict=False) if "\n" in name or "\r" in name]:
             # a quote that is not closed would hide the rows up to the next
             raise ValueError(f"{path} has a label of several lines in row {broken[0]}; is a quote not closed?")
         if texts:
-            found = [decoded(value) for value in part["text"].to_pylist()]
+            sentences = [decoded(value) for value in part["text"].to_pylist()]
             reason = f"{path} has a text that is not UTF-8, in row {{}}; convert it"
-            wrong |= {places[row]: reason.format(names[places[row]]) for row, text in enumerate(found) if text is None}
-            return Batch(names, [text for text in found if text is not None], y, wrong)
+            wrong |= {
+                places[row]: reason.format(names[places[row]]) for row, text in enumerate(sentences) if text is None
+            }
+            return Batch(names, [text for text in sentences if text is not None], y, wrong)
         rows, named = pa.Table.from_batches([part]).select(taken), [names[place] for place in places]
         if mixed:
             rows, undecoded = as_cells(rows, path)
@@ -125,22 +132,15 @@ def open_csv(stream: io.BufferedReader, asked: Asked) -> Inputs:
     return Inputs("texts" if texts else "tables", batches(), columns=() if texts else tuple(taken), mixed=bool(mixed))
 
 
-def decoded(text: str | bytes) -> str | None:
-    try:
-        return text.decode() if isinstance(text, bytes) else text
-    except UnicodeDecodeError:
-        return None
-
-
 def as_numbers(cells: pa.ChunkedArray, path: Path) -> pa.Array:
     """Cells (binary) as numbers, NaN where they are none; several lines in one are refused, for they were rows."""
     try:
         return pa.compute.cast(pa.compute.utf8_trim_whitespace(cells.cast(pa.string())), pa.float64())
     except pa.ArrowInvalid:
-        found = cells.to_pylist()
-        if any(b"\n" in cell for cell in found):
+        raw = cells.to_pylist()
+        if any(b"\n" in cell for cell in raw):
             raise ValueError(f"{path} has a quote that is not closed before the end of its line; close it") from None
-        return pa.array([as_number(cell) for cell in found], pa.float64())
+        return pa.array([as_number(cell) for cell in raw], pa.float64())
 
 
 def as_number(cell: bytes) -> float:
@@ -295,8 +295,8 @@ def line_batches(stream: io.BufferedReader, asked: Asked, parse: Callable[[str, 
                     raise
                 yield str(number), error
 
-    found = read()
-    while part := list(itertools.islice(found, BATCH)):
+    lines = read()
+    while part := list(itertools.islice(lines, BATCH)):
         right = [one for _, one in part if not isinstance(one, ValueError)]
         wrong = {place: str(one) for place, (_, one) in enumerate(part) if isinstance(one, ValueError)}
         y = [label for _, label in right] if asked.labelled else None
