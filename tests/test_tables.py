@@ -2,10 +2,13 @@
 
 import json
 import re
+import warnings
+from datetime import date
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from sklearn.compose import make_column_transformer
@@ -157,6 +160,82 @@ def test_truth_values_and_whole_numbers_are_one_category_however_they_are_writte
     assert codes.encode(pd.Series([1.0, 2.0, np.nan])).tolist()[:2] == codes.encode(pd.Series(["1", "2"])).tolist()
 
 
+def test_truth_values_are_the_same_as_bits_where_a_column_has_no_other_values():
+    column = Category.of(pd.Series([True, False, True] * 5))
+    for cells in ([1, 0], ["1", "0"], [1.0, 0.0], ["True", "FALSE"]):
+        assert column.encode(pd.Series(cells)).tolist() == [0, 1]
+    assert column.encode(pd.Series(["2", "yes"])).tolist() == [2, 2]
+    assert Category.of(pd.Series(["true", "false", "maybe"] * 5)).encode(pd.Series(["1"])).tolist() == [3]
+
+
+def test_dates_of_any_year_are_days():
+    days = ["0001-01-01", "9999-12-31", "1970-01-02"] * 4
+    for cells in (pd.Series(days), pd.Series(days).astype("datetime64[s]"), pa.array(map(date.fromisoformat, days))):
+        frame = tables.frame_of(pa.table({"when": cells}) if isinstance(cells, pa.Array) else cells.to_frame("when"))
+        (column,) = tables.learn_columns(frame)
+        assert column.encode(frame["when"])[:3].tolist() == [-719162, 2932896, 1]
+
+
+def test_dates_that_are_categories_have_one_name_however_they_are_stored():
+    column = Category.of(pd.Series(pd.to_datetime(["2020-01-01", "2020-02-01"] * 5)).astype("category"))
+    assert set(column.values) == {"2020-01-01", "2020-02-01"}
+    for cells in (["2020-02-01"], [date(2020, 2, 1)], [pd.Timestamp("2020-02-01")]):
+        assert column.encode(pd.Series(cells, dtype=object)).tolist() == [column.values.index("2020-02-01")]
+    noon = Category.of(pd.Series([pd.Timestamp("2020-01-01 12:00")] * 5).astype("category"))
+    assert noon.values == ("2020-01-01 12:00:00",)
+
+
+@pytest.mark.parametrize(
+    ("cells", "what"),
+    [
+        ([True, "x", False, "y"] * 5, ("false", "true", "x", "y")),  # truth values are no numbers among words
+        (pa.array(["x", "y"] * 5).dictionary_encode(), ("x", "y")),
+        (pd.array(["x", None] * 5, dtype="string"), ("x",)),
+        (pd.array([True, None] * 5, dtype="boolean"), ("true",)),
+        (pd.array([None] * 10, dtype="boolean"), ()),
+        ([None] * 10, ()),
+    ],
+)
+def test_categories_of_every_type(cells, what):
+    if isinstance(cells, pa.Array):
+        cells = pd.Series(cells, dtype=pd.ArrowDtype(cells.type))
+    frame = pd.DataFrame({"c": cells})
+    (column,) = tables.learn_columns(frame)
+    assert isinstance(column, Category)
+    assert column.values == what
+    assert (column.encode(frame["c"])[:2] < len(column.entries)).all()
+
+
+@pytest.mark.parametrize(
+    ("cells", "mean"),
+    [
+        (pd.array([1, None, 3] * 4, dtype="Int64"), 2),
+        (pd.array([1.0, None, 3.0] * 4, dtype="Float64"), 2),
+        (pd.Series(pa.array([1, None, 3] * 4), dtype=pd.ArrowDtype(pa.int64())), 2),
+        (pd.Series([1, pd.NA, 3] * 4, dtype=object), 2),
+        (pd.arrays.SparseArray([1.0, np.nan, 3.0] * 4), 2),
+        ([True, 1, False, 0] * 3, 0.5),
+        ([4.0] * 12, 4),
+    ],
+)
+def test_numbers_of_every_type(cells, mean):
+    (column,) = tables.learn_columns(pd.DataFrame({"c": cells}))
+    assert isinstance(column, Number)
+    assert (column.mean, column.date) == (mean, False)
+    assert column.scale > 0
+
+
+@pytest.mark.parametrize("cell", ["1,5", "1.234,5", "12 %", "$ 12.50", "31.12.2020", "12/31/2020", "10:30"])
+def test_names_that_look_like_numbers_or_dates_are_told_of(cell):
+    frame = pd.DataFrame({"c": [cell, cell, "x"]})
+    with pytest.warns(UserWarning, match=f"column 'c' has cells such as {re.escape(repr(cell))}, which are read as"):
+        tables.learn_columns(frame)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tables.learn_columns(frame.astype("category"))
+        tables.learn_columns(pd.DataFrame({"c": [cell, "x", "A 5", "5 A"]}))
+
+
 @pytest.mark.parametrize(
     ("cells", "says"),
     [
@@ -179,13 +258,27 @@ def test_what_cannot_be_read_names_the_row_the_column_and_the_value(fitted):
         ("age", "twelve", "X has in row 3 'twelve' in column 'age', which is no number; write it as one"),
         ("since", "soon", "X has in row 3 'soon' in column 'since', which is no date"),
         ("pay", np.inf, "X has in row 3 inf in column 'pay', which is no number"),
+        ("pay", pd.Timestamp("2020-01-01"), "X has in row 3 Timestamp('2020-01-01 00:00:00') in column 'pay', which"),
     ):
         changed = frame.astype({column: object})
         changed.loc[3, column] = cell
         with pytest.raises(ValueError, match=re.escape(says)):
             fitted.predict(changed)
-    with pytest.raises(ValueError, match="feature names"):
-        fitted.predict(frame.drop(columns="age"))
+    with pytest.raises(ValueError, match=r"in row 0 .* in column 'pay', which is no number"):
+        fitted.predict(frame.assign(pay=frame["since"]))
+    for other in (frame.drop(columns="age"), frame.assign(more=1), frame[frame.columns[::-1]]):
+        with pytest.raises(ValueError, match="feature names"):
+            fitted.predict(other)
+
+
+def test_nothing_of_the_columns_is_learned_from_rows_that_are_held_out(fitted):
+    frame, y = people()
+    held_out = frame.index[fitted.held_out_]
+    frame.loc[held_out, ["age", "pay"]] = 1e5
+    frame.loc[held_out, "town"] = "Atlantis"
+    again = demur.Classifier("map+nc", epochs=1, device="cpu").fit(frame, y)
+    np.testing.assert_array_equal(again.held_out_, fitted.held_out_)
+    assert again.preprocessing_ == fitted.preprocessing_
 
 
 def test_tables_of_numbers_are_as_they_were():
@@ -310,18 +403,51 @@ def test_a_table_of_numbers_is_read_as_such(tmp_path, content, mixed):
 
 def test_bad_parquet_files_are_one_sentence(tmp_path):
     whole = pd.DataFrame({"a": [1.0, 2.0], "b": [[1], [2]], "c": ["x", "y"], "label": ["p", None]})
+    whole["t"] = pd.to_timedelta([1, 2], unit="D").astype("timedelta64[us]")
     whole.to_parquet(tmp_path / "a.parquet")
     for columns, options, says in (
         (("a", "b"), {"mixed": None}, "has column 'b' of list<"),
         (("a", "c"), {}, "has column 'c' of "),
         (("a", "d"), {}, "has no column 'd'"),
         (("a",), {"labelled": True}, "no label in row 2"),
+        (("a", "t"), {"mixed": None}, "has column 't' of duration[us]; make it numbers, dates, strings or truth"),
     ):
         with pytest.raises(ValueError, match=re.escape(says)):
             open_inputs(tmp_path / "a.parquet", columns=columns, **options).gather()
     (tmp_path / "b.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-20])
     with pytest.raises(ValueError, match="cannot be read as parquet"):
         open_inputs(tmp_path / "b.parquet")
+
+
+def test_a_parquet_file_with_a_column_twice_is_refused(tmp_path):
+    pq.write_table(pa.table([[1.0, 2.0], ["x", "y"], ["p", "q"]], names=["a", "a", "label"]), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="has more than one column 'a'; rename all but one"):
+        open_inputs(tmp_path / "a.parquet", labelled=True, mixed=None)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        lambda town: town.dictionary_encode(),
+        lambda town: town.cast(pa.large_string()),
+        lambda town: town.cast(pa.string_view()),
+    ],
+)
+def test_parquet_files_of_every_writer_give_the_same_answers(folder, tmp_path, stored):
+    frame, _ = people(40, seed=7)
+    table = pa.Table.from_pandas(frame)
+    others = {
+        "town": stored(table["town"].combine_chunks()),
+        "since": table["since"].cast(pa.timestamp("ms", tz="UTC")),
+        "member": table["member"].cast(pa.int8()),
+        "extra": pa.nulls(40),
+    }
+    columns = {name: others.get(name, cells) for name, cells in zip(table.column_names, table.columns, strict=True)}
+    pq.write_table(pa.table({**dict(reversed(columns.items())), "extra": others["extra"]}), tmp_path / "other.parquet")
+    pq.write_table(table, tmp_path / "own.parquet")
+    for name in ("own", "other"):
+        assert called("predict", folder / "model", tmp_path / f"{name}.parquet", "-o", tmp_path / f"{name}.csv")[0] == 0
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "own.csv"), pd.read_csv(tmp_path / "other.csv"))
 
 
 @pytest.fixture(scope="module")

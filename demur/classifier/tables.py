@@ -6,8 +6,11 @@ network's inputs of these: numbers are standardised, gaps filled with the median
 one-hot. The second step needs tensors alone, so an exported graph has it inside, and takes codes.
 """
 
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, time
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +31,10 @@ FARTHEST = 1e6  # deviations from the mean; beyond, float32 would lose the rest 
 CELLS = "numbers, dates, strings or truth values"
 RARE, MISSING, UNSEEN = "(rare)", "(missing)", "(unseen)"
 TRUTH = {"True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}  # as files and frames write it
+BITS = {"1": "true", "0": "false"}  # as databases do
+EPOCH, DAY = pd.Timestamp(0, tz="UTC").as_unit("s"), pd.Timedelta(days=1).as_unit("s")  # of any year, 9999 included
+# strings that a reader would take for numbers, dates or times, such as 1,5 and 31.12.2020 and 10:30
+FIGURES = r"\s*[-+$€£]?\s*\d[\d.,'/: -]*\s*[%€$£]?\s*"
 
 
 @dataclass(frozen=True)
@@ -120,7 +127,9 @@ class Category:
         """By name, of what was seen in training."""
         place = {name: number for number, name in enumerate(self.values)}
         gap = {MISSING: self.entries.index(MISSING, len(place))} if self.gaps else {}
-        return place | dict.fromkeys(self.rare, len(place)) | gap
+        found = place | dict.fromkeys(self.rare, len(place)) | gap
+        truth = bool(place) and {*self.values, *self.rare} <= {*BITS.values()}
+        return found | {bit: found[name] for bit, name in BITS.items() if truth and name in found}
 
     @property
     def group(self) -> Group:
@@ -145,7 +154,7 @@ def learn_columns(frame: pd.DataFrame) -> tuple[Column, ...]:
 
 def _column(cells: pd.Series, name: str) -> Column:
     kind = cells.dtype
-    if isinstance(kind, pd.CategoricalDtype) or pd.api.types.is_bool_dtype(kind):
+    if isinstance(kind, pd.CategoricalDtype) or pd.api.types.is_bool_dtype(kind) or _is_dictionary(kind):
         return Category.of(cells)
     if pd.api.types.is_datetime64_any_dtype(kind):
         return Number.of(_days(cells), name, date=True)
@@ -154,7 +163,8 @@ def _column(cells: pd.Series, name: str) -> Column:
     if not (pd.api.types.is_string_dtype(kind) or pd.api.types.is_object_dtype(kind)):
         raise ValueError(f"X has column {name!r} of dtype {kind}; make it {CELLS}")
     there = cells[~_missing(cells)]
-    if len(there) and not all(isinstance(cell, bool) for cell in there):
+    there = there[[not isinstance(cell, bool | np.bool_) for cell in there]]
+    if len(there):
         for convert, what in ((_numbers, "number"), (_days, "date")):
             good = ~np.isnan(convert(there))
             if good.all():
@@ -164,7 +174,23 @@ def _column(cells: pd.Series, name: str) -> Column:
                     f"X has {there.iloc[int(good.argmin())]!r} in column {name!r}, among {what}s; write it as a "
                     f"{what} or leave it empty, or give the column as categories (dtype 'category')"
                 )
+        _warn_of_figures(there, name)
     return Category.of(cells)
+
+
+def _is_dictionary(kind: Any) -> bool:
+    return isinstance(kind, pd.ArrowDtype) and pa.types.is_dictionary(kind.pyarrow_dtype)
+
+
+def _warn_of_figures(there: pd.Series, name: str) -> None:
+    """Of a column that is read as names, and looks like something else to a reader."""
+    alike = [isinstance(cell, str) and re.fullmatch(FIGURES, cell) is not None for cell in there]
+    if np.mean(alike) >= 0.5:
+        warnings.warn(
+            f"column {name!r} has cells such as {there.iloc[alike.index(True)]!r}, which are read as names; if they "
+            "are numbers or dates, write them like 1234.5 or 2020-12-31",
+            stacklevel=2,
+        )
 
 
 def encode_cells(columns: Sequence[Column], frame: pd.DataFrame) -> tuple[Array, dict[int, str]]:
@@ -257,7 +283,9 @@ def _missing(cells: pd.Series) -> np.ndarray:
 
 
 def _numbers(cells: pd.Series) -> Array:
-    """NaN where a cell is empty or no number."""
+    """NaN where a cell is empty or no number, as a date is none."""
+    if pd.api.types.is_datetime64_any_dtype(cells.dtype) or cells.dtype.kind == "m":
+        return np.full(len(cells), np.nan)
     if isinstance(cells.dtype, pd.CategoricalDtype):
         cells = cells.astype(object)
     return pd.to_numeric(cells, errors="coerce").to_numpy(np.float64, na_value=np.nan)
@@ -269,7 +297,7 @@ def _days(cells: pd.Series) -> Array:
         return np.full(len(cells), np.nan)
     form = None if pd.api.types.is_datetime64_any_dtype(cells.dtype) else "ISO8601"
     dates = pd.to_datetime(cells, format=form, utc=True, errors="coerce")
-    return ((dates - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)).to_numpy(np.float64, na_value=np.nan)
+    return ((dates - EPOCH) / DAY).to_numpy(np.float64, na_value=np.nan)
 
 
 def _names(cells: pd.Series) -> np.ndarray:
@@ -286,6 +314,8 @@ def _names(cells: pd.Series) -> np.ndarray:
 def _name(cell: Any) -> str:
     if isinstance(cell, float | np.floating) and float(cell).is_integer():
         cell = int(cell)  # whole numbers become floats where a column has gaps
+    if isinstance(cell, datetime) and cell.time() == time():
+        cell = cell.date()  # dates become timestamps in some frames
     text = str(cell).strip()
     return TRUTH.get(text, text) or MISSING
 

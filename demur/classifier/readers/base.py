@@ -110,8 +110,11 @@ def label_column(header: Sequence[str], path: Path, label: str | None, features:
 
 
 def feature_columns(header: Sequence[str], path: Path, columns: Sequence[str], label: str | None) -> list[str]:
-    """These columns, else all but the label's; refused where one is not there."""
+    """These columns, else all but the label's; refused where one is not there, or twice."""
     features = list(columns) or [name for name in header if name != label]
+    twice = next((name for name in [*features, label] if header.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{path} has more than one column {twice!r}; rename all but one")
     missing = [name for name in features if name not in header]
     if missing or not features:
         raise ValueError(

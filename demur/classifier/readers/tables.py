@@ -22,6 +22,7 @@ from demur.classifier.readers.base import (
     label_column,
     wrong_rows,
 )
+from demur.classifier.tables import CELLS
 from demur.data.formats import reading
 
 GAPS = pa.array(  # what Arrow takes for an empty cell of numbers
@@ -48,7 +49,8 @@ GAPS = pa.array(  # what Arrow takes for an empty cell of numbers
 NUMBER = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"
 USABLE = (
     *(pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean, pa.types.is_null),
-    *(pa.types.is_string, pa.types.is_large_string, pa.types.is_dictionary, pa.types.is_timestamp, pa.types.is_date),
+    *(pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_dictionary),
+    *(pa.types.is_timestamp, pa.types.is_date),
 )
 
 
@@ -56,6 +58,11 @@ def without_gaps(cells: pa.ChunkedArray) -> pa.ChunkedArray:
     """Strings, null where they stand for an empty cell."""
     trimmed = pc.utf8_trim_whitespace(cells)
     return pc.if_else(pc.is_in(trimmed, GAPS), pa.scalar(None, pa.string()), trimmed)
+
+
+def plain_strings(cells: pa.Array) -> pa.Array:
+    """Those of polars are views, of which Arrow computes little."""
+    return cells.cast(pa.string()) if pa.types.is_string_view(cells.type) else cells
 
 
 def is_mixed(parts: Iterable[pa.RecordBatch], path: Path) -> bool:
@@ -140,7 +147,8 @@ def open_parquet(
         kind = file.schema_arrow.field(name).type
         plain = pa.types.is_integer(kind) or pa.types.is_floating(kind)
         if not any(usable(kind) for usable in USABLE) or (mixed is False and not texts and not plain):
-            raise ValueError(f"{path} has column {name!r} of {kind}, which is no number; make it one, or take it out")
+            wanted = "numbers" if mixed is False else CELLS
+            raise ValueError(f"{path} has column {name!r} of {kind}; make it {wanted}, or take it out")
 
     def parts(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         stored = file.iter_batches(BATCH, row_groups=groups, columns=list(wanted), use_threads=False)
@@ -149,7 +157,7 @@ def open_parquet(
                 part = next(stored, None)
             if part is None:
                 return
-            yield part.select(list(wanted))
+            yield pa.record_batch([plain_strings(part[name]) for name in wanted], names=list(wanted))
 
     if mixed is None and not texts:
         mixed = is_mixed(parts(taken), path)
