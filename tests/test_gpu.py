@@ -111,7 +111,7 @@ class Waiting(nn.Module):
 def test_steps_that_wait_for_the_host_stay_plain(recorded):
     reports: list[EpochReport] = []
     with observed(reports.append):
-        MAP().fit(Waiting, none_class(3), make_task().to("cuda"), RECIPE)
+        MAP().fit(Waiting, none_class(3), make_task().to("cuda").training, RECIPE)
     assert not recorded
     assert reports[-1].loss < reports[0].loss
 
@@ -145,7 +145,7 @@ def test_predictions_in_bfloat16_are_those_in_float32(network_name, monkeypatch)
     """Tolerance: 0.005 of a probability, 0.001 on average; bfloat16 has 8 bits, a relative error of 0.4 % a number."""
     network, shape = NETWORKS[network_name]
     torch.manual_seed(0)
-    posterior, x = Point(network(4).cuda().eval()), make_task(shape).test.x.cuda()
+    posterior, x = Point(network(4).cuda().eval()), make_task(shape).testing.test.x.cuda()
     fast = predict(posterior, none_class(3), x)
     monkeypatch.setattr("demur.predictive.mixed_precision", in_float32)
     plain_ones = predict(posterior, none_class(3), x)
