@@ -62,6 +62,8 @@ def copy_network(network: nn.Module) -> nn.Module:
 
 
 class Posterior(Protocol):
+    """Networks to average over, each with its share of the probability."""
+
     @property
     def num_samples(self) -> int: ...
 

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,6 @@ def test_code_compiles(place: str, code: str):
 WINE = "import demur, numpy as np\nfrom sklearn.datasets import load_wine\nx, y = load_wine(return_X_y=True)\n"
 # what a page takes as given, for each block that can run without a download; empty where it needs nothing
 GIVEN = {
-    ("index.md", 0): WINE + "outliers, new = x[:30] * 3, x[::9]",
     ("tables.md", 0): WINE
     + "import pandas as pd\nframe = pd.DataFrame(x).rename(columns=str).assign(grower=y % 2 == 0)",
     ("how-to/calibration.md", 0): "",
@@ -105,3 +105,9 @@ def test_code_runs(name: str, number: int, tmp_path: Path, monkeypatch: pytest.M
     own = [code for place, code in blocks() if place.startswith(f"docs/{name}:")][number]
     code = f"{GIVEN[name, number]}\n{own}"
     exec(code if "epochs" in code else code.replace("Classifier(", "Classifier(epochs=2, "), {"__name__": "page"})
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_start_page_prints_what_it_shows(tmp_path: Path):
+    text = (DOCS / "index.md").read_text("utf-8")
+    assert runpy.run_path(str(DOCS / "run.py"))["run_page"](text, tmp_path) == text

@@ -62,32 +62,33 @@ class Answers:
 class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """A Bayesian neural network that has been shown outliers, behind scikit-learn's interface.
 
-    `method` is a name such as `la+nc`, or a `demur.Method` for other hyperparameters. `network` is a function from the
-    head size to an `nn.Module`, the name of one of the package's (`mlp`, `lenet`, `convnet`, `wide_resnet`, `gru`), or
-    None for the one that goes with the kind of data. `kind` says what X is: `tables`, `images`, `texts`, or `ready` for
-    arrays that the network takes as they are; `auto` looks at X.
-
-    `backbone` is a pretrained network to start from (see `demur.classifier.backbones`): `efficientnet-lite0`, `minilm`,
-    `timm:NAME`, `hf:NAME`, an `nn.Module` or a `Backbone`. `tune` says how much of it is trained beside a new head:
-    nothing (`head`: its features are computed once, and kept in the folder `cache` if one is named), its `last` blocks,
-    or `all` of it.
-
-    `synthetic` names outliers that are made from X and shown beside those given, or alone: for tables `columns` and
-    `box`, for images `smooth`, `uniform`, `patches` and `halves`, for texts `words`, `a+b` for a mix, or a value of
-    `demur.outliers.values`. For images `spectrum_matched` are those given, made as sharp as those of X.
-
-    `coverage` is the fraction of inliers that is to get a label. The fraction `validation` of them, at the least enough
-    for that guarantee, is held out: half to tune a prior, half to calibrate the threshold. With `by_class` every class
-    has a threshold of its own, so that the guarantee holds for the inputs of each predicted class; it holds out more.
-    `abstain_by` names the score that is abstained by, one of `demur.SCORES` or `mymodule:myscore`; None is `none_share`
-    where the method has a none class, else `entropy`. Scores of features learn from those of the training inputs.
-    None for `epochs`, `batch_size` and `lr` means what goes with the kind and the amount of data. Training
-    ends early after `patience` epochs without a better likelihood of the validation data, and in any case within the
-    `time_limit` (seconds, or such as "10m").
-
-    Images are varied while a network is trained with them, outliers too: `augment` is `auto`, `light` (moved, and
-    mirrored if they are large and in colour), `strong`, `off`, or a function of a batch and a generator. With
-    `balance` rare classes are trained with as often as frequent ones; thresholds are those of the data as they are.
+    :param method: a name such as `la+nc`, or a `demur.Method` for other hyperparameters.
+    :param network: a function from the head size to an `nn.Module`; or a name: `mlp`, `lenet`, `convnet`,
+        `wide_resnet`, `gru`; None goes with the kind of data.
+    :param backbone: a pretrained network to start from: `efficientnet-lite0`, `minilm`, `wordllama`, `timm:NAME`,
+        `hf:NAME`, an `nn.Module` or a `demur.Backbone`.
+    :param tune: what of the backbone is trained beside a new head: nothing (`head`: its features are computed once),
+        its `last` blocks, or `all` of it.
+    :param cache: a folder in which such features are kept.
+    :param kind: what X is: `tables`, `images`, `texts`, or `ready` for arrays that the network takes as they are;
+        `auto` looks at X.
+    :param synthetic: outliers that are made from X and shown beside those given, or alone. For tables `columns` and
+        `box`; for images `smooth`, `uniform`, `patches` and `halves`, and `spectrum_matched` for those given, made as
+        sharp as X; for texts `words`. `a+b` is a mix; `demur.mix` and others give values instead of names.
+    :param augment: how images, outliers too, are varied in training: `auto`, `light` (moved, and mirrored if they are
+        large and in colour), `strong`, `off`, or a function of a batch and a generator.
+    :param balance: whether rare classes are trained with as often as frequent ones; thresholds are those of the data.
+    :param coverage: the fraction of inliers that is to get a label.
+    :param by_class: whether every class has a threshold of its own, so that the guarantee holds for the inputs of each
+        predicted class; more is held out for it.
+    :param abstain_by: the score that is abstained by, of `demur.SCORES` or as `mymodule:myscore`; None is `none_share`
+        where the method has a none class, else `entropy`.
+    :param epochs: None, as for `batch_size` and `lr`, is what goes with the kind and the amount of data.
+    :param patience: training ends after so many epochs without a better likelihood of the validation data.
+    :param time_limit: training ends after so many seconds, or such as "10m".
+    :param validation: the fraction of inliers that is held out, at the least enough for the guarantee: half to tune a
+        prior, half to calibrate the threshold.
+    :param device: `auto` takes a GPU where there is one.
 
     After fit: `classes_`, `posterior_`, `likelihood_`, `preprocessing_`, `decision_`; `held_out_`, the rows of X that
     were not trained with; `report_`, a dict of what was measured on them and on held-out outliers; for tables also

@@ -75,23 +75,27 @@ Shown = Leaf | Mix
 
 
 def given() -> Given:
+    """The outliers that the caller gives."""
     return Given()
 
 
 def natural(name: str) -> Natural:
+    """Inputs of a data set of the store."""
     return Natural(name)
 
 
 def synthetic(*names: str) -> Shown:
+    """Made from the inliers: `patches`, `columns`, ..., or `mypackage.mymodule:name`; several are mixed."""
     return mix(*map(Synthetic, names))
 
 
 def spectrum_matched(of: Given | Natural) -> SpectrumMatched:
+    """Images filtered to be as sharp as the inliers."""
     return SpectrumMatched(of)
 
 
 def mix(*parts: Shown) -> Shown:
-    """Mixes within it are taken apart, and one alone is itself."""
+    """As many of each. Mixes within it are taken apart, and one alone is itself."""
     flat = tuple(leaf for part in parts for leaf in leaves(part))
     if not flat:
         raise ValueError("a mix of no outliers; name at least one kind")

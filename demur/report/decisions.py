@@ -1,6 +1,7 @@
 """Inputs with the decision below each: what a model that can abstain answers."""
 
 from collections.abc import Mapping
+from textwrap import fill
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -9,12 +10,14 @@ from torch import Tensor
 from demur.classifier.decision import UNKNOWN, UNSURE
 
 COLOURS = {UNSURE: "#b26a00", UNKNOWN: "#b2182b"}  # a label is black
+SIZE = 11.5  # points: to be read on a phone, too
+LONGEST = 9  # letters of a line of a title
 
 
 def draw_decisions(groups: Mapping[str, tuple[Tensor, np.ndarray]]) -> Figure:
     """A row a group: its grey images (N, 1, H, W), and below each the decision, a label or where it abstains."""
     columns = max(len(images) for images, _ in groups.values())
-    figure = Figure(figsize=(0.85 * columns + 1.6, 1.15 * len(groups)), layout="constrained")
+    figure = Figure(figsize=(0.85 * columns + 0.9, 1.15 * len(groups)), layout="constrained")
     axes = figure.subplots(len(groups), columns, squeeze=False)
     for line, (title, (images, decisions)) in zip(axes, groups.items(), strict=True):
         for axis in line:
@@ -24,7 +27,10 @@ def draw_decisions(groups: Mapping[str, tuple[Tensor, np.ndarray]]) -> Figure:
             axis.imshow(image.numpy(force=True), cmap="gray_r")
             abstained = decision in COLOURS
             axis.set_xlabel(
-                str(decision), color=COLOURS.get(decision, "black"), fontweight="bold" if abstained else "normal"
+                str(decision),
+                color=COLOURS.get(decision, "black"),
+                fontweight="bold" if abstained else "normal",
+                fontsize=SIZE,
             )
-        line[0].set_ylabel(title, rotation=0, ha="right", va="center")
+        line[0].set_ylabel(fill(title, LONGEST), rotation=0, ha="right", va="center", fontsize=SIZE)
     return figure
