@@ -10,7 +10,7 @@ those of the classes: a large logit of "none" must not pass for an inlier's.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -221,13 +221,3 @@ def score_named(name: str) -> Score:
     if not callable(score):
         raise ValueError(f"score {name!r} is {score!r:.60}, not a function of a Prediction")
     return Score(name, name, _of_probs(score))
-
-
-def parts_for(scores: Iterable[Score]) -> frozenset[str]:
-    """What predictions must have for all of them."""
-    return frozenset(part for score in scores for part in score.needs)
-
-
-def scores_to_fit(scores: Iterable[Score]) -> list[Score]:
-    """Those that learn from training inputs."""
-    return [score for score in scores if score.fit is not None]

@@ -172,13 +172,7 @@ def diagonal_fisher(
             if join(layer, parameter) in total:
                 total[join(layer, parameter)] += value
 
-    for start in range(0, len(x), plan.chunk):
-        rows = slice(start, start + plan.chunk)
-        inputs = as_input(x[rows])
-        vectors = send_back(network, plan.layers, root, inputs, None if signs is None else signs[rows], add)
-        if plan.rest:
-            for v in vectors:
-                add_gradients(network, plan, inputs, v, total)
+    send_back(network, plan, root, x, signs, add, total)
     return total
 
 
@@ -210,6 +204,24 @@ def batch_mean_fisher(
 
 
 def send_back(
+    network: nn.Module,
+    plan: Plan,
+    root: Root,
+    x: Tensor,
+    signs: Tensor | None,
+    add: Callable[[str, nn.Module, Tensor, Tensor], None],
+    rest: dict[str, Tensor],
+) -> None:
+    """Call `add` for the plan's layers, for every chunk of inputs; squares for other parameters are added to `rest`."""
+    for start in range(0, len(x), plan.chunk):
+        rows = slice(start, start + plan.chunk)
+        inputs = as_input(x[rows])
+        vectors = _send_chunk(network, plan.layers, root, inputs, None if signs is None else signs[rows], add)
+        for v in vectors if plan.rest else ():
+            _add_gradients(network, plan, inputs, v, rest)
+
+
+def _send_chunk(
     network: nn.Module,
     layers: Collection[str],
     root: Root,
@@ -247,7 +259,7 @@ def send_back(
     return vectors
 
 
-def add_gradients(network: nn.Module, plan: Plan, x: Tensor, v: Tensor, total: dict[str, Tensor]) -> None:
+def _add_gradients(network: nn.Module, plan: Plan, x: Tensor, v: Tensor, total: dict[str, Tensor]) -> None:
     if plan.vectorised:
         gradients = _vectorised_gradients(network, plan.rest, x, v)
         for name in plan.rest:

@@ -28,12 +28,12 @@ from demur.inference.around import (
     with_prior,
 )
 from demur.inference.base import Inference
-from demur.inference.fisher import Root, add_gradients, join, plan_curvature, send_back
+from demur.inference.fisher import Root, join, plan_curvature, send_back, wanted_of
 from demur.inference.map import MAP
 from demur.inference.prior import DECADES, PriorSearch
 from demur.inference.rules import RULES
 from demur.likelihoods import Likelihood
-from demur.networks import Network, PatchConv2d, as_input
+from demur.networks import Network, PatchConv2d
 from demur.posterior import Gaussian, Posterior
 from demur.streams import generator_for
 from demur.training_data import Recipe, TrainingData
@@ -84,7 +84,7 @@ def kronecker_factors(
     """Of sum over x of J' S S' J; the arguments are those of `diagonal_fisher`."""
     plan = plan_curvature(network, x, budget, only)
     parameters, total = dict(network.named_parameters()), Factors()
-    wanted = {name for name in parameters if (parameters[name].requires_grad if only is None else name in only)}
+    rest = {name: torch.zeros_like(parameters[name]).detach() for name in plan.rest}
 
     def add(layer: str, module: nn.Module, given: Tensor, gradient: Tensor) -> None:
         if not has_factors(module):
@@ -105,17 +105,10 @@ def kronecker_factors(
             factors.gradients[bias] = of_bias.mT @ of_bias
         total.add(factors, 1)
 
-    for start in range(0, len(x), plan.chunk):
-        rows = slice(start, start + plan.chunk)
-        inputs = as_input(x[rows])
-        vectors = send_back(network, plan.layers, root, inputs, None if signs is None else signs[rows], add)
-        if plan.rest:
-            rest = {name: torch.zeros_like(parameters[name]).detach() for name in plan.rest}
-            for v in vectors:
-                add_gradients(network, plan, inputs, v, rest)
-            total.add(Factors(diagonal=rest), 1)
+    send_back(network, plan, root, x, signs, add, rest)
+    total.add(Factors(diagonal=rest), 1)
     for table in (total.inputs, total.rows, total.gradients, total.diagonal):
-        for name in table.keys() - wanted:
+        for name in table.keys() - {*wanted_of(network, only)}:
             del table[name]
     return total
 
