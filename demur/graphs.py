@@ -27,6 +27,18 @@ def can_compile(model: nn.Module) -> bool:
     return not recurrent and compiler is not None and find_spec("triton") is not None
 
 
+def compiled(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Its forward pass, compiled anew for every head and size of batch that a study has of one network."""
+    forward = torch.compile(model, dynamic=False)
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        with torch._dynamo.config.patch(recompile_limit=64):
+            logits: torch.Tensor = forward(x)
+        return logits
+
+    return call
+
+
 class Step(Protocol):
     """A network in training, of which a call takes one step."""
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from demur.checkpoint import Checkpoint
 from demur.distributed import average_gradients, average_statistics, own_part, shared_batch_size, start_alike
-from demur.graphs import WORTH_COMPILING, Recorded, can_compile
+from demur.graphs import WORTH_COMPILING, Recorded, can_compile, compiled
 from demur.likelihoods import Likelihood
 from demur.names import choose
 from demur.networks import as_input, mixed_precision
@@ -187,8 +187,7 @@ class Learner:
         self.model.train()
         if self.device.type == "cuda":
             if self.steps >= WORTH_COMPILING and can_compile(self.model):
-                torch._dynamo.config.recompile_limit = 64  # a study has many heads and batches of one network
-                self.forward = torch.compile(self.model, dynamic=False)
+                self.forward = compiled(self.model)
             for group in self.optimizer.param_groups:  # a recorded step reads the rate from the device
                 group.setdefault("initial_lr", float(group["lr"]))
                 group["lr"] = torch.tensor(float(group["lr"]), device=self.device)

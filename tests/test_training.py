@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from demur import graphs
-from demur.graphs import Recorded, can_compile, fastest_convolutions, needs_host, of_start_up
+from demur.graphs import Recorded, can_compile, compiled, fastest_convolutions, needs_host, of_start_up
 from demur.inference import MAP, Laplace
 from demur.likelihoods import none_class, outlier_exposure, plain
 from demur.networks import PatchConv2d, gru, lenet, mlp, wide_resnet
@@ -373,6 +373,18 @@ def test_what_libraries_say_of_their_start_up():
     assert of_start_up(UserWarning("TensorFloat32 tensor cores available"))
     assert of_start_up("cuBLAS")
     assert not of_start_up(UserWarning("lr_scheduler"))
+
+
+def test_many_heads_of_a_network_are_compiled_and_the_limit_is_torchs_again(monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # which needs no compiler
+    before = torch._dynamo.config.recompile_limit
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for classes in range(2, before + 6):
+        model, x = mlp(classes, inputs=4, hidden=(8,)), torch.rand(3, 4)
+        torch.testing.assert_close(compiled(model)(x), model(x))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 4
+    assert torch._dynamo.config.recompile_limit == before
 
 
 def test_only_what_gains_from_it_is_compiled(monkeypatch):

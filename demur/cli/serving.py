@@ -1,6 +1,9 @@
 """Commands for a model in use: serve, monitor, calibrate."""
 
+import signal
 import sys
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -110,7 +113,7 @@ def _serve_on_ray(
     threads: int,
 ) -> None:
     from demur.classifier import Classifier
-    from demur.serving.replicas import served_on_ray, wait_for_signal
+    from demur.serving.replicas import served_on_ray
     from demur.serving.running import bound
 
     for path in models.values():
@@ -119,7 +122,16 @@ def _serve_on_ray(
         port = free.getsockname()[1]
     with served_on_ray(models, settings, (host, port), replicas, address, threads):
         _tell(models, f" by {replicas} replica{'s' * (replicas > 1)}", host, port, settings)
-        wait_for_signal()
+        _wait_for_signal()
+
+
+def _wait_for_signal() -> None:
+    """Until SIGINT or SIGTERM; the handlers stay, so that a second one does not end what follows halfway."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    while not stop.is_set():
+        time.sleep(0.2)
 
 
 def _tell(models: Mapping[str, Path], by: str, host: str, port: int, settings: "Settings") -> None:

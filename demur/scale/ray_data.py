@@ -4,7 +4,6 @@ Nodes need demur; the model is sent to them. What is lost with a node is answere
 """
 
 import hashlib
-import logging
 import math
 import pickle
 import tempfile
@@ -18,7 +17,7 @@ from demur.classifier import Classifier
 from demur.scale.answering import Engine, Job, Outcome, attempt
 from demur.scale.fragments import Fragment
 from demur.scale.parts import parts_in
-from demur.study.cluster import connect
+from demur.study.cluster import connect, quiet
 
 RESTARTS = 4  # of a worker that was killed, before it is given up
 BLOCKS = 1024  # at most, into which the fragments are divided
@@ -33,8 +32,7 @@ def on_ray(model: Path, device: str = "auto", address: str | None = None) -> Eng
 
             gpus, cpus = _gpus(device, ray.cluster_resources()), ray.cluster_resources().get("CPU", 1)
             context = ray.data.DataContext.get_current()
-            context.enable_progress_bars = False
-            logging.getLogger("ray.data").setLevel(logging.ERROR)
+            bars, context.enable_progress_bars = context.enable_progress_bars, False
             rows = [{"fragment": pickle.dumps(fragment)} for fragment in fragments]
             given = ray.data.from_items(rows, override_num_blocks=min(len(rows), BLOCKS))
             with warnings.catch_warnings():
@@ -48,13 +46,16 @@ def on_ray(model: Path, device: str = "auto", address: str | None = None) -> Eng
                     max_restarts=RESTARTS,
                 )
             try:
-                for row in answered.iter_rows():
-                    yield Outcome(**row)
+                with quiet("ray.data"):
+                    for row in answered.iter_rows():
+                        yield Outcome(**row)
             except ray.exceptions.RayError as error:
                 raise ValueError(
                     f"Ray gave it up ({type(error).__name__}) with {len(parts_in(job.to)):,} of "
                     f"{len(job.source.fragments):,} parts written; the same command goes on from there"
                 ) from error
+            finally:
+                context.enable_progress_bars = bars
 
     return engine
 

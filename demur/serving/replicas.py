@@ -3,10 +3,6 @@
 Every replica is a server of its own: it has its own models, queue, counters and monitor, and looks at the files itself.
 """
 
-import logging
-import signal
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +13,7 @@ from starlette.types import ASGIApp
 
 from demur.serving.app import Settings, create_app
 from demur.serving.guard import log_json_lines
-from demur.study.cluster import connect
+from demur.study.cluster import connect, quiet
 
 NAME = "demur"  # of the application, of which a cluster has one
 LONGEST = 60.0  # seconds that a request may take
@@ -40,32 +36,32 @@ def served_on_ray(
             from ray import serve
         except ImportError as error:
             raise ValueError(f"Ray Serve cannot be imported ({error}); pip install 'demur[ray,serve]'") from None
-        device = with_room(settings.hosting.device, replicas, ray.cluster_resources())
-        shared = divide(replace(settings, hosting=replace(settings.hosting, device=device)), replicas)
-        found = {name: path.absolute() for name, path in models.items()}
-        host, port = at
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        serve.start(http_options={"host": host, "port": port, "request_timeout_s": LONGEST}, proxy_location="HeadOnly")
-        if NAME in serve.status().applications:
-            raise ValueError(f"the Ray cluster serves an application called {NAME!r} already; stop that first")
-        server: Any = serve.deployment(serve.ingress(builder(found, shared, threads))())
-        deployment = server.options(
-            name=NAME,
-            num_replicas=replicas,
-            max_ongoing_requests=settings.limits.requests,
-            max_queued_requests=settings.limits.requests,
-            ray_actor_options={"num_cpus": 1, "num_gpus": int(device != "cpu")},
-            max_constructor_retry_count=STARTS,
-            health_check_period_s=LOOK,
-        )
-        try:
-            serve.run(deployment.bind(), name=NAME, route_prefix="/")
-            yield
-        except RuntimeError as error:
-            reason = " ".join(str(error).split())[:300]
-            raise ValueError(f"the replicas did not start ({reason}); Ray's logs say more") from error
-        finally:
-            serve.delete(NAME)
+        with quiet("ray.serve"):
+            device = with_room(settings.hosting.device, replicas, ray.cluster_resources())
+            shared = divide(replace(settings, hosting=replace(settings.hosting, device=device)), replicas)
+            absolute = {name: path.absolute() for name, path in models.items()}
+            options = {"host": at[0], "port": at[1], "request_timeout_s": LONGEST}
+            serve.start(http_options=options, proxy_location="HeadOnly")
+            if NAME in serve.status().applications:
+                raise ValueError(f"the Ray cluster serves an application called {NAME!r} already; stop that first")
+            server: Any = serve.deployment(serve.ingress(builder(absolute, shared, threads))())
+            deployment = server.options(
+                name=NAME,
+                num_replicas=replicas,
+                max_ongoing_requests=settings.limits.requests,
+                max_queued_requests=settings.limits.requests,
+                ray_actor_options={"num_cpus": 1, "num_gpus": int(device != "cpu")},
+                max_constructor_retry_count=STARTS,
+                health_check_period_s=LOOK,
+            )
+            try:
+                serve.run(deployment.bind(), name=NAME, route_prefix="/")
+                yield
+            except RuntimeError as error:
+                reason = " ".join(str(error).split())[:300]
+                raise ValueError(f"the replicas did not start ({reason}); Ray's logs say more") from error
+            finally:
+                serve.delete(NAME)
 
 
 def builder(models: Mapping[str, Path], settings: Settings, threads: int) -> Callable[[], ASGIApp]:
@@ -96,12 +92,3 @@ def with_room(device: str, replicas: int, resources: Mapping[str, Any]) -> str:
     if device == "cuda" and replicas > gpus:
         raise ValueError(f"replicas {replicas} need a GPU each, and the Ray cluster has {gpus:g}; say cpu or auto")
     return "cuda" if device == "cuda" or (device == "auto" and replicas <= gpus) else "cpu"
-
-
-def wait_for_signal() -> None:
-    """Until SIGINT or SIGTERM."""
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    while not stop.is_set():
-        time.sleep(0.2)

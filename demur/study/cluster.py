@@ -31,6 +31,18 @@ Files = Mapping[str, bytes]
 
 
 @contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """Of the logger of that name errors alone are heard in the block."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextmanager
 def connect(address: str | None = None) -> Iterator[Any]:
     """Ray: the cluster at the address, else one that runs here, else one made for the block."""
     try:
