@@ -18,8 +18,10 @@ from demur.metrics import METRICS, Metric, metric_named
 from demur.names import choose, choose_or_import
 from demur.predictive import predict
 from demur.scores import MEASURED, Score, score_named
+from demur.tasks import Store
 from tests.conftest import make_task
 from tests.test_cli import demur_command
+from tests.test_images import write as write_images
 
 MODULE = '''
 """One of each kind."""
@@ -51,6 +53,11 @@ class Twice:
 
     def fit(self, network, likelihood, data, recipe, parts=()):
         return demur.Ensemble(members=2).fit(network, likelihood, data, recipe, parts)
+
+
+def farther(inliers, generator):
+    """Outliers, for any kind of data that is numbers."""
+    return 3 * inliers.flip(-1)
 
 
 def least(prediction):
@@ -96,6 +103,16 @@ grid = study(
     recipe=demur.Recipe(epochs=1, batch_size=32),
 )
 '''
+# a study of one of demur's tasks, with outliers of one's own
+IMAGES = """
+import mine
+from dataclasses import replace
+from functools import partial
+
+pixels = partial(mine.demur.mlp, inputs=784, hidden=(8,))
+plain = mine.study(["mnist"], pixels, ["map+nc"], recipe=mine.demur.Recipe(epochs=1, batch_size=32))
+grid = replace(plain, cells=tuple(replace(cell, outliers="mine:farther") for cell in plain.cells))
+"""
 pytestmark = pytest.mark.filterwarnings("ignore:the best prior precision", "ignore:every prior precision")
 
 
@@ -180,10 +197,14 @@ def test_a_report_needs_nothing_of_the_module_that_methods_came_from():
 
 
 @pytest.mark.usefixtures("mine")
-def test_a_classifier_of_ones_own_likelihood_is_saved_evaluated_and_exported():
+def test_a_classifier_of_ones_own_parts_is_saved_evaluated_and_exported():
     task = make_task(count=300)
     x, y = task.training.train.x.numpy(), task.training.train.y.numpy()
-    model = demur.Classifier("map+mine:hedged", epochs=2, random_state=0).fit(x, y)
+    own = {"method": "mine:Twice+mine:hedged", "synthetic": "mine:farther"}
+    model = demur.Classifier(**own, epochs=2, random_state=0).fit(x, y)
+    assert {name: model.report_[name] for name in ("method", "outliers")} == dict(
+        zip(("method", "outliers"), own.values(), strict=True)
+    )
     model.save("model.demur")
     same = demur.load_model("model.demur")
     assert (same.decide(x) == model.decide(x)).all()
@@ -193,6 +214,21 @@ def test_a_classifier_of_ones_own_likelihood_is_saved_evaluated_and_exported():
         writer.writerow(["a", "b", "c", "d", "label"])
         writer.writerows([*row, label] for row, label in zip(x.tolist(), y.tolist(), strict=True))
     np.savetxt("others.csv", 3 * x, delimiter=",", header="a,b,c,d", comments="")
+    asked = (
+        "fit",
+        "test.csv",
+        "-o",
+        "fitted",
+        "--method",
+        own["method"],
+        "--outliers",
+        own["synthetic"],
+        "--epochs",
+        "1",
+    )
+    fitted = demur_command(*asked)
+    assert fitted.returncode == 0, fitted.stderr
+    assert "mine:farther" in fitted.stdout
     evaluated = ("evaluate", "model.demur", "test.csv", "--ood", "others.csv", "--score")
     done = demur_command(*evaluated, "mine:least", "--score", "energy")
     assert done.returncode == 0, done.stderr
@@ -203,6 +239,23 @@ def test_a_classifier_of_ones_own_likelihood_is_saved_evaluated_and_exported():
     assert "learns from training inputs" in refused.stderr
     pytest.importorskip("onnxruntime")
     export_onnx(same, Path("model.onnx"))
+
+
+@pytest.mark.usefixtures("mine")
+def test_outliers_of_ones_own_are_shown_in_a_study_and_name_files_that_windows_allows(mine: Path):
+    store = Store(mine / "store")
+    for name in ("mnist", "fashion_mnist"):
+        write_images(store, name, "train", 70, 10)
+        write_images(store, name, "test", 40, 10)
+    task = demur.load_task("mnist", store=store, outliers="mine:farther")
+    assert torch.equal(task.training.shown.epoch(torch.Generator()), 3 * task.training.train.x.flip(-1))
+    (mine / "images.py").write_text(IMAGES)
+    done = demur_command("study", "images:grid", "--runs", "runs", "--data", "store", "--jobs", "1")
+    assert done.returncode == 0, done.stderr
+    reported = demur_command("report", "runs", "--out", "out", "--jobs", "1")
+    assert reported.returncode == 0, reported.stderr
+    assert Path("out/tables/measured-mnist-mine.farther.md").exists()
+    assert not [path for folder in ("runs", "out") for path in Path(folder).rglob("*:*")]
 
 
 # errors -------------------------------------------------------------------------------------------------------------

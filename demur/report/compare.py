@@ -60,6 +60,11 @@ def kind_of(cell: Cell) -> Kind:
     return Kind(cell.convention, cell.epochs, cell.limit)
 
 
+def file_name(*parts: str) -> str:
+    """Of those that are not empty; without the colon of a module's name, which Windows does not allow."""
+    return "-".join(filter(None, parts)).replace(":", ".")
+
+
 def unusual(task: str, outliers: str) -> str:
     """The outliers, for a title, where they are not the task's own; else nothing."""
     return "" if outliers == DEFAULT_OUTLIERS.get(task, "default") else outliers
@@ -149,7 +154,7 @@ def _own_table(name: str, title: str, here: Sequence[Measured], outliers: str, r
     columns = [(TEST, "accuracy"), (TEST, "ece"), (mean_but(*seen), "fpr95"), *((name, "fpr95") for name in sets)]
     special = unusual(task, outliers)
     return Wanted(
-        "-".join(filter(None, (name, task, special))),
+        file_name(name, task, special),
         f"{title}, {task}" + f", trained with {outliers}" * bool(special),
         outliers,
         tuple(sorted(rows)),
@@ -212,7 +217,7 @@ def _fill(table: Wanted, kind: Kind, cells: Sequence[Measured], view: View) -> S
         at: runs[at] for row in table.rows for task in tasks if (at := place(task, row.method, table.outliers)) in runs
     }
     notes = _notes(table, columns, [value for value in values.values() if value is not None], here)
-    name = "-".join(filter(None, (table.name, kind.slug)))
+    name = file_name(table.name, kind.slug)
     head = ["method", *_headings(columns)]
     return Sheet(head, rows, 1, f"{table.title}; {kind.title}", tuple(notes), name, ruled)
 

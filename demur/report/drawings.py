@@ -8,7 +8,7 @@ from demur.methods import method_rank
 from demur.metrics import METRICS
 from demur.paper.further import shift_set_name
 from demur.paper.published import outliers_of, printed_values, shift_by_severity
-from demur.report.compare import Kind, kind_of, unusual
+from demur.report.compare import Kind, file_name, kind_of, unusual
 from demur.report.figures import (
     FIGURE_1,
     Drawing,
@@ -45,10 +45,6 @@ def _group_cells(cells: Sequence[Measured]) -> Groups:
     return {place: groups[place] for place in sorted(groups, key=lambda place: (place[0].order, *place[1:]))}
 
 
-def _rename_labels(*parts: str) -> str:
-    return "-".join(filter(None, parts))
-
-
 def _mean(cells: Sequence[Measured], name: str, metric: str) -> float:
     return float(np.mean([run.values[name, metric].value for run in cells]))
 
@@ -72,7 +68,7 @@ def from_values(cells: Sequence[Measured]) -> Iterator[Drawing]:
             label = METRICS[metric].title
             caption = f"{task} under shift: {label} by severity, a box over the {len(CORRUPTIONS)} corruptions"
             caption += f" (without {', '.join(collapsed)}: collapsed)" * bool(collapsed)
-            name = _rename_labels("shift", metric, unusual(task, outliers), kind.slug)
+            name = file_name("shift", metric, unusual(task, outliers), kind.slug)
             yield Drawing(name, f"{caption}; {kind.title}", draw_shift(measured, shift_by_severity(theirs), label))
 
 
@@ -89,7 +85,7 @@ def _noise(groups: Groups) -> Iterator[Drawing]:
         }
         if shown := {task: values for task, values in measured.items() if values}:
             caption = f"Mean confidence on uniform noise, the paper's figure 1; {kind.title}"
-            yield Drawing(_rename_labels("noise", kind.slug), caption, draw_noise_confidence(shown, printed))
+            yield Drawing(file_name("noise", kind.slug), caption, draw_noise_confidence(shown, printed))
 
 
 def from_predictions(cells: Sequence[Measured]) -> Iterator[Drawing]:
@@ -98,7 +94,7 @@ def from_predictions(cells: Sequence[Measured]) -> Iterator[Drawing]:
         firsts = (runs[0] for runs in by_method.values())
         results = [read_result(first.folder, first.cell) for first in firsts if first.folder]
         special = unusual(task, outliers)
-        slug = _rename_labels(task, special, kind.slug)
+        slug = file_name(task, special, kind.slug)
         if planes := {
             result.cell.method: result.further["plane"].sets for result in results if "plane" in result.further
         }:
