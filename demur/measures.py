@@ -30,9 +30,9 @@ def measures_with(metrics: Iterable[str] = (), scores: Iterable[str] = ()) -> Me
 
 
 def ood_metrics(inside: Prediction, outside: Prediction, scores: Mapping[str, Score] = MEASURED) -> dict[str, float]:
-    """Every score's figures for one OOD set: `fpr95`, `auroc`, `aupr` and `mmc` of the max-probability score, the other
+    """Every score's values for one OOD set: `fpr95`, `auroc`, `aupr` and `mmc` of the max-probability score, the other
     scores' under their names (`none_fpr95`), outliers as positive under the suffix `_out`."""
-    figures = {"mmc": mmc(outside)}
+    values = {"mmc": mmc(outside)}
     for name, score in scores.items():
         values_in, values_out = score(inside), score(outside)
         if values_in is None or values_out is None:
@@ -41,7 +41,7 @@ def ood_metrics(inside: Prediction, outside: Prediction, scores: Mapping[str, Sc
         inliers_positive = Separation(-values_in, -values_out)
         outliers_positive = inliers_positive.other_way
         for metric in ("fpr95", "auroc", "aupr"):
-            figures[prefix + metric] = getattr(inliers_positive, metric)
-            figures[f"{prefix}{metric}_out"] = getattr(outliers_positive, metric)
-        figures[f"{prefix}aupr_published"] = inliers_positive.aupr_published
-    return figures
+            values[prefix + metric] = getattr(inliers_positive, metric)
+            values[f"{prefix}{metric}_out"] = getattr(outliers_positive, metric)
+        values[f"{prefix}aupr_published"] = inliers_positive.aupr_published
+    return values

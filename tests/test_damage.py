@@ -168,7 +168,7 @@ def test_tables_that_were_cut_in_a_row_are_refused(file: str, bytes_off: int, ru
     [
         ("results.csv", lambda rows: [*rows[:5], rows[5].rpartition(b",")[0] + b"\n"], "damaged in row 5 .*columns"),
         ("results.csv", lambda rows: [*rows[:3], rows[3].replace(b",0.", b",x")], "damaged in row 3"),
-        ("results.csv", lambda rows: [row for row in rows if b",smooth," not in row], "lacks figures on smooth"),
+        ("results.csv", lambda rows: [row for row in rows if b",smooth," not in row], "lacks values on smooth"),
         ("results.csv", lambda rows: [b"\xff", *rows], "cannot be read"),
         ("cells.csv", lambda rows: [rows[0].replace(b"seconds", b"hours"), *rows[1:]], "damaged in row 1 .*seconds"),
         ("cells.csv", lambda rows: [rows[0], *(row.replace(b"[", b"{") for row in rows[1:])], "damaged in row 1"),

@@ -30,7 +30,7 @@ class Audit:
     sharpness: tuple[Sharpness, ...] = ()
 
     def lines(self) -> list[str]:
-        """The findings in sentences, and what has many figures as a table before them."""
+        """The findings in sentences, and what has many numbers as a table before them."""
         lines = [f"{self.task}, trained with the outliers {self.outliers}", ""]
         lines += leak_table(self.leaks) + sharpness_table(self.sharpness)
         lines += [row.line() for row in self.duplicates]

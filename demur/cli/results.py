@@ -25,7 +25,7 @@ def report(
     metric: OwnMetrics = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Set every measured figure beside the published one: tables, figures, RESULTS.md, and one page that shows all.
+    """Set every measured value beside the published one: tables, figures, RESULTS.md, and one page that shows all.
 
     Several folders become one report; where two have the same cell, the later named wins.
     """

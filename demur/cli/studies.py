@@ -50,7 +50,7 @@ def run(
     overwrite: Overwrite = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.")] = "auto",
 ) -> None:
-    """Fit one method to one task and print its figures."""
+    """Fit one method to one task and print its values."""
     check_distinct(json_file, save)
     check_file(json_file, overwrite, mark=RUN, reads=[load] if load else [])
     check_file(save, overwrite, reads=[load] if load else [])
@@ -163,7 +163,7 @@ at accuracies of {100 * plain.metrics["accuracy"]:.1f} and {100 * best.metrics["
   though not in every network (docs/which-method.md). The mean above leaves it out.
 - {out / "toy.png"}: outlier exposure alone is sure of itself far from the data; there the
   Laplace methods are not.
-- {out / "digits.json"}: every figure, under every score."""
+- {out / "digits.json"}: every value, under every score."""
     )
 
 

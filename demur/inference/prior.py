@@ -91,7 +91,7 @@ class PriorSearch:
 
     def _warn(self, trials: Sequence[Trial], chosen: Trial, at_map: Trial) -> None:
         """Say so where the best precision is not inside the grid."""
-        figures = (
+        shown = (
             f"(validation NLL {chosen.nll:.3g} and accuracy {chosen.accuracy:.3f}, "
             f"the MAP network's {at_map.nll:.3g} and {at_map.accuracy:.3f})"
         )
@@ -99,7 +99,7 @@ class PriorSearch:
         if chosen.precision > high:
             warnings.warn(
                 f"every prior precision of Laplace's grid ({low:g} to {high:g}) makes the network worse, so "
-                f"{chosen.precision:g} is taken, which leaves it almost as it is {figures}; more training data, or a "
+                f"{chosen.precision:g} is taken, which leaves it almost as it is {shown}; more training data, or a "
                 "network trained for longer, may help",
                 stacklevel=5,
             )
@@ -109,7 +109,7 @@ class PriorSearch:
             name = "NLL" if self.criterion == "nll" else "Brier score"
             warnings.warn(
                 f"the best prior precision, {chosen.precision:g}, is at the edge of the grid, where the {name} is "
-                f"still changing {figures}; widen Laplace's grid ({low:g} to {high:g})",
+                f"still changing {shown}; widen Laplace's grid ({low:g} to {high:g})",
                 stacklevel=5,
             )
 

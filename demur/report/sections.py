@@ -41,7 +41,7 @@ def with_sign(difference: float) -> str:
 
 
 def beside_the_paper(cells: Sequence[Measured]) -> list[Section]:
-    """How many of its figures are measured, and how many of these agree; nothing where none is."""
+    """How many of its values are measured, and how many of these agree; nothing where none is."""
     lines = compare_printed(cells)
     counts = coverage(lines)
     total = counts.loc["all", "all"]

@@ -1,4 +1,4 @@
-"""claims.md: the verdict on every claim, in both conventions and by the paper's own figures, and what it rests on."""
+"""claims.md: the verdict on every claim, in both conventions and by the paper's own values, and what it rests on."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""A cell is a folder: what it was made with, and its predictions, from which every figure is computed."""
+"""A cell is a folder: what it was made with, and its predictions, from which every value is computed."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""From a task and a method, or from a study's result, to figures."""
+"""From a task and a method, or from a study's result, to values."""
 
 import math
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ FAR_AWAY = "far_away"  # an OOD set that asks something else than the others
 
 @dataclass(frozen=True)
 class Row:
-    """A method's figures on a task, as fractions; `ood` has a dict for every OOD set."""
+    """A method's values on a task, as fractions; `ood` has a dict for every OOD set."""
 
     task: str
     method: str

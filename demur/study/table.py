@@ -136,7 +136,7 @@ def read_tables(folder: Path) -> list[Measured]:
     for run in filled:
         if lacking := {TEST, *run.sets} - {name for name, _ in run.values}:
             raise ValueError(
-                f"{path} lacks figures on {', '.join(sorted(lacking))} of {run.cell.task} {run.cell.method}; "
+                f"{path} lacks values on {', '.join(sorted(lacking))} of {run.cell.task} {run.cell.method}; "
                 "make both tables anew from runs"
             )
     return filled
