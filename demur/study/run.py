@@ -46,7 +46,7 @@ class Row:
     def mean_over_ood(self, metric: str) -> float:
         """Over the OOD sets, but those trained with, and the far-away one: it asks something else."""
         left_out = {FAR_AWAY, *sets_of(self.trained_with)}
-        near = [figures[metric] for name, figures in self.ood.items() if name not in left_out]
+        near = [values[metric] for name, values in self.ood.items() if name not in left_out]
         return sum(near) / len(near)
 
     @property
@@ -59,7 +59,7 @@ class Row:
         return self.metrics["accuracy"] < self.majority + 0.01
 
 
-def figures(
+def measure_values(
     test: Prediction,
     y: Tensor,
     ood: Mapping[str, Prediction],
@@ -84,7 +84,7 @@ def row_of(result: Result) -> Row:
         trained_with=record.trained_with,
         missing=record.missing,
         notes=record.notes,
-        **figures(result.test, result.y, result.ood, measures_of(result)),
+        **measure_values(result.test, result.y, result.ood, measures_of(result)),
     )
 
 
@@ -128,5 +128,5 @@ def run(
         trained_with=None if likelihood.outside is None else task.trained_with,
         missing=task.missing,
         notes=task.notes,
-        **figures(test, task.testing.test.y.cpu(), ood, measures),
+        **measure_values(test, task.testing.test.y.cpu(), ood, measures),
     )
