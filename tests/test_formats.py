@@ -4,6 +4,7 @@ import gzip
 import pickle
 import struct
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from PIL import Image
 
 from demur.data import adding, formats
 from demur.data.adding import add
+from demur.data.decode import decode, image_shape
 from demur.data.store import Store
 
 
@@ -421,3 +423,21 @@ def test_an_array_whose_header_does_not_end_is_refused(tmp_path):
         archive.writestr("x.npy", content.replace(b"}", b" ", 1))
     with pytest.raises(ValueError, match=r"x\.npz cannot be read as npz"), formats.reading(tmp_path / "x.npz", "npz"):
         np.load(tmp_path / "x.npz")["x"]
+
+
+def test_images_that_would_take_all_memory_are_refused(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "classes" / "a").mkdir(parents=True)
+    image = tmp_path / "classes" / "a" / "huge.png"
+    Image.new("L", (8, 8)).save(image)
+    huge = bytearray(image.read_bytes())
+    huge[16:24] = struct.pack(">II", 10**5, 10**5)
+    huge[29:33] = struct.pack(">I", zlib.crc32(huge[12:29]))
+    image.write_bytes(huge)
+    (tmp_path / "list.txt").write_text("classes/a/huge.png 0\n")
+    for path in ("classes", "list.txt"):
+        with pytest.raises(ValueError, match=r"huge\.png cannot be read as an image .*exceeds limit"):
+            add(store, "mine", tmp_path / path)
+    with pytest.raises(ValueError, match=r"image 0 is damaged .*exceeds limit"):
+        image_shape(bytes(huge))
+    with pytest.raises(ValueError, match=r"image 0 is damaged .*exceeds limit"):
+        decode([bytes(huge)], (1, 8, 8))

@@ -94,6 +94,14 @@ def test_a_list_that_leads_nowhere_is_refused(tmp_path, text, said):
         add(Store(tmp_path / "store"), "x", tmp_path / "train_x.txt")
 
 
+def test_a_listed_image_of_16_bits_is_refused(tmp_path):
+    Image.new("L", (8, 8)).save(tmp_path / "a.png")
+    Image.fromarray(np.full((8, 8), 300, np.uint16)).save(tmp_path / "b.png")
+    (tmp_path / "train_x.txt").write_text("a.png 0\nb.png 1\n")
+    with pytest.raises(ValueError, match=r"b\.png .*it has 16 bits a channel, not 8; convert it"):
+        add(Store(tmp_path / "store"), "x", tmp_path / "train_x.txt")
+
+
 def test_a_text_file_is_still_one(tmp_path):
     (tmp_path / "train.txt").write_text("I saw a.png 1 time\nand 2\n")
     add(Store(tmp_path / "store"), "words", tmp_path / "train.txt")

@@ -9,6 +9,7 @@ That costs their start (0.1 s each) and the piping, so they pay on free cores an
 
 import io
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,8 @@ from PIL import Image
 FORMATS = ("PNG", "WEBP", "JPEG")
 # What can be read without loss of colour, by the number of channels.
 MODES = {1: ("L", "1"), 3: ("RGB", "L", "1", "P")}
+# What Pillow raises of damaged images, and of such as would take all memory.
+DAMAGE = (OSError, SyntaxError, struct.error, Image.DecompressionBombError)
 # With fewer images than this a process is not worth its start.
 WORTH_A_PROCESS = 4000
 
@@ -48,7 +51,7 @@ def image_shape(encoded: bytes | None) -> Shape:
     """The shape that a set beginning with this image has."""
     try:
         image = Image.open(io.BytesIO(encoded or b""), formats=FORMATS)
-    except OSError as error:
+    except DAMAGE as error:
         raise ValueError(f"image 0 is damaged ({error})") from error
     return 1 if image.mode in MODES[1] else 3, image.height, image.width
 
@@ -84,7 +87,7 @@ def decode_here(images: Sequence[bytes | None], shape: Shape, first: int) -> byt
                 actual = f"{image.width}x{image.height} {'16-bit ' * is_deep(image)}{image.mode}"
                 raise ValueError(f"image {number} is {actual}, not {width}x{height} {mode}")
             pixels.append(convert_mode(image, mode).tobytes())
-        except (OSError, SyntaxError) as error:
+        except DAMAGE as error:
             raise ValueError(f"image {number} is damaged ({error})") from error
     return b"".join(pixels)
 

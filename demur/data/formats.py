@@ -23,7 +23,7 @@ import re
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ import pyarrow.csv
 import scipy.io
 from PIL import Image, ImageOps
 
-from demur.data.decode import FORMATS, MODES, convert_mode, is_deep
+from demur.data.decode import DAMAGE, FORMATS, MODES, convert_mode, is_deep
 
 SPLITS = {"train": "train", "test": "test", "t10k": "test", "val": "validation", "dev": "validation", "extra": "extra"}
 IMAGES = {".png", ".webp", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"}
@@ -92,8 +92,9 @@ def reading(path: Path, kind: str) -> Iterator[None]:
     try:
         yield
     except (
-        *(OSError, EOFError, ValueError, KeyError, IndexError, AttributeError, TypeError, NotImplementedError),
+        *(EOFError, ValueError, KeyError, IndexError, AttributeError, TypeError, NotImplementedError),
         *(zlib.error, zipfile.BadZipFile, scipy.io.matlab.MatReadError, tokenize.TokenError),  # numpy tokenizes headers
+        *DAMAGE,
     ) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
         raise ValueError(f"{path} cannot be read as {kind} ({reason}); is it whole, and what its name says?") from error
@@ -110,14 +111,12 @@ def read_class_folders(path: Path) -> Iterator[Part]:
 
 def read_classes(path: Path, split: str | None) -> Part:
     """Images sorted by folder and name, the files as they are, or PNG where the store does not read their kind."""
-    files = [file for file in find_images(path) if file.parent != path]
+    files = [file for file in find_files(path) if file.parent != path]
     if not files:
         raise ValueError(f"{path} holds no folders of images; put each class's images in a folder of the class's name")
     images, first = [], ""
     for file in files:
-        with reading(file, "an image"), Image.open(file) as image:
-            if is_deep(image):
-                raise ValueError("it has 16 bits a channel, not 8; convert it")
+        with _open_image(file) as image:
             image.load()
             colour = COLOURS.get(image.mode, image.mode)
             plain = convert_mode(image, "L" if colour == "grey" else "RGB")
@@ -130,8 +129,16 @@ def read_classes(path: Path, split: str | None) -> Part:
     return Part(split, images, labels=np.array([file.relative_to(path).parts[0] for file in files]))
 
 
-def find_images(path: Path) -> list[Path]:
-    """Every image below a folder, in order; links are followed, hidden files and folders are not looked at."""
+@contextmanager
+def _open_image(file: Path) -> Iterator[Image.Image]:
+    with reading(file, "an image"), Image.open(file) as image:
+        if is_deep(image):
+            raise ValueError("it has 16 bits a channel, not 8; convert it")
+        yield image
+
+
+def find_files(path: Path, suffixes: Iterable[str] = IMAGES) -> list[Path]:
+    """All images, or files with such suffixes, below a folder, in order; links are followed, not hidden ones."""
     images: list[Path] = []
     above = {path: {path.resolve()}}  # by folder, those that it lies in
     for name, folders, files in os.walk(path, onerror=_refuse_folder, followlinks=True):
@@ -143,9 +150,9 @@ def find_images(path: Path) -> list[Path]:
                 raise ValueError(f"{folder / each} is a link to a folder that it lies in; remove it")
             above[folder / each] = above[folder] | {real}
         for file in (folder / each for each in files if not each.startswith(".")):
-            if not file.exists() and file.suffix.lower() not in IMAGES:
+            if not file.exists() and file.suffix.lower() not in suffixes:
                 raise ValueError(f"{file} is a link to nothing; mend or remove it")
-            if file.suffix.lower() in IMAGES and (file.is_file() or not file.exists()):
+            if file.suffix.lower() in suffixes and (file.is_file() or not file.exists()):
                 images.append(file)
     return sorted(images)
 
@@ -214,13 +221,13 @@ def read_list(path: Path, lines: Sequence[str]) -> Part:
         )
     sizes, modes = set[tuple[int, int]](), set[str]()
     for name in names:
-        with reading(root / name, "an image"), Image.open(root / name) as image:
+        with _open_image(root / name) as image:
             sizes.add(image.size)
             modes.add("L" if COLOURS.get(image.mode) == "grey" else "RGB")
     shrinks, mode = len(sizes) > 1 or max(next(iter(sizes))) > LARGEST, "L" if modes == {"L"} else "RGB"
     images = []
     for name in names:
-        with reading(root / name, "an image"), Image.open(root / name) as image:
+        with _open_image(root / name) as image:
             plain = convert_mode(image, mode)
             images.append(to_png(np.asarray(ImageOps.fit(plain, (SHRUNK,) * 2, BILINEAR) if shrinks else plain)))
     return Part(split_named(path.name), images, labels=None if (labels == -1).all() else labels)

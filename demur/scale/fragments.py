@@ -23,7 +23,7 @@ from demur.classifier.readers.base import Asked
 from demur.classifier.readers.images import image_batches, printable
 from demur.classifier.readers.tables import open_parquet
 from demur.classifier.readers.text_files import READERS, open_stream
-from demur.data.formats import IMAGES, find_images, reading
+from demur.data.formats import IMAGES, find_files, reading
 from demur.scale.places import Location
 
 IMAGES_EACH = 1024
@@ -76,19 +76,30 @@ def _files(at: Location, suffixes: Iterable[str]) -> Iterator[tuple[str, fs.File
         if PurePosixPath(at.path).suffix.lower() in suffixes:
             yield "", itself
         return
-    if at.is_local and suffixes is IMAGES:  # as for a single machine: links are followed
-        for path in find_images(Path(at.path)):
+    hidden = (".",) if suffixes is IMAGES else (".", "_")
+    for name, info in _below_local(at, suffixes) if at.is_local else _below(at):
+        place = PurePosixPath(name)
+        if place.suffix.lower() in suffixes and not any(part.startswith(hidden) for part in place.parts):
+            yield name, info
+
+
+def _below_local(at: Location, suffixes: Iterable[str]) -> Iterator[tuple[str, fs.FileInfo]]:
+    """Links are followed, and those to nothing kept: they are to be missed."""
+    for path in find_files(Path(at.path), suffixes):
+        try:
             yield path.relative_to(at.path).as_posix(), at.files.get_file_info(str(path))
-        return
+        except UnicodeEncodeError:
+            raise ValueError(f"{printable(str(path))} has a name that is no UTF-8; rename it") from None
+
+
+def _below(at: Location) -> Iterator[tuple[str, fs.FileInfo]]:
     infos = {
         info.path[len(at.path) + 1 :]: info
         for info in at.files.get_file_info(fs.FileSelector(at.path, recursive=True))
         if info.type == fs.FileType.File
     }
     for name in sorted(infos, key=lambda name: name.split("/")):
-        place = PurePosixPath(name)
-        if place.suffix.lower() in suffixes and not any(part.startswith((".", "_")) for part in place.parts):
-            yield name, infos[name]
+        yield name, infos[name]
 
 
 def _runs(names: Sequence[str]) -> Iterator[Fragment]:

@@ -2,7 +2,6 @@
 
 import math
 import os
-import struct
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ from PIL import Image, ImageOps
 
 from demur.classifier.readers.base import BATCH, Batch, Inputs, Size
 from demur.data.decode import Shape, convert_mode, is_deep
-from demur.data.formats import IMAGES, find_images, reading, split_named
+from demur.data.formats import IMAGES, find_files, reading, split_named
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "PPM", "TIFF")  # those of IMAGES; Pillow's other parsers stay shut
 GREY = ("1", "L", "LA")
@@ -28,7 +27,7 @@ CHANNELS = 32  # in the first layer of a network
 
 def open_images(path: Path, labelled: bool, size: Size | None, channels: int | None, tolerant: bool) -> Inputs:
     root = path if path.is_dir() else path.parent
-    files = find_images(path) if path.is_dir() else [path]
+    files = find_files(path) if path.is_dir() else [path]
     if not files:
         raise ValueError(f"{path} holds no images; give a folder of {', '.join(sorted(IMAGES))} files")
     if labelled:
@@ -133,11 +132,8 @@ def pixels_of(image: Image.Image, shape: Shape) -> np.ndarray:
 def open_image(file: Path | BinaryIO, name: str | None = None) -> Iterator[Image.Image]:
     """An image of a colour space that can be read; its damage, whenever it is found, is told in one sentence."""
     called = Path(name or str(file))
-    try:
-        with reading(called, "an image"), Image.open(file, formats=FORMATS) as image:
-            if image.mode not in GREY + COLOUR or is_deep(image):
-                depth = "16-bit " * is_deep(image)
-                raise ValueError(f"its pixels are {depth}{image.mode}, not 8-bit grey or RGB; convert it")
-            yield image
-    except (SyntaxError, struct.error, Image.DecompressionBombError) as error:
-        raise ValueError(f"{called} cannot be read as an image ({error}); replace it") from error
+    with reading(called, "an image"), Image.open(file, formats=FORMATS) as image:
+        if image.mode not in GREY + COLOUR or is_deep(image):
+            depth = "16-bit " * is_deep(image)
+            raise ValueError(f"its pixels are {depth}{image.mode}, not 8-bit grey or RGB; convert it")
+        yield image
