@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sqlite3
 import subprocess
 import sys
 import types
@@ -16,6 +17,7 @@ import demur
 from demur.classifier import backbones, features
 from demur.classifier.backbones import Backbone, resolve_backbone
 from demur.classifier.model_file import BACKBONE, MANIFEST, MODEL, POSTERIOR
+from demur.cli.shared import features_folder
 
 CPU = torch.device("cpu")
 # some of these fits are a few steps long
@@ -139,14 +141,72 @@ def test_features_are_computed_once_for_an_input_and_a_trunk(tmp_path):
     tensor = torch.from_numpy(x)
     first = features.compute_features(backbone.trunk, tensor, CPU, tmp_path)
     assert Counting.seen == 50
-    # in another order, and with one that is new
+    # in another order, and with one that is new; a few are computed to see whether they still are what was kept
     again = features.compute_features(backbone.trunk, torch.cat([tensor.flip(0), 255 - tensor[:1]]), CPU, tmp_path)
-    assert Counting.seen == 51
+    assert Counting.seen <= 51 + 2 * features.PROBES
     assert torch.equal(again[:50].flip(0), first)
+    seen = Counting.seen
     nn.init.ones_(backbone.trunk.model.blocks[0].bias)
     other = features.compute_features(backbone.trunk, tensor, CPU, tmp_path)
-    assert Counting.seen == 101
+    assert Counting.seen == seen + 50
     assert not torch.equal(other, first)
+
+
+class Powers(nn.Module):
+    """What its weights do not tell: a number that its forward pass uses."""
+
+    def __init__(self, power: int) -> None:
+        super().__init__()
+        self.power = power
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.float().mean((2, 3)) ** self.power
+
+
+def test_features_of_a_module_that_computes_something_else_are_not_taken_from_the_cache(tmp_path):
+    x = torch.from_numpy(images(20)[0]).float()
+    for power in (1, 2, 1):
+        trunk = Powers(power)
+        assert torch.equal(features.compute_features(trunk, x, CPU, tmp_path), trunk(x))
+    wide = x[:, :, :8].reshape(20, 3, 4, 32)  # the same bytes
+    assert torch.equal(features.compute_features(Rows(), x[:, :, :8], CPU, tmp_path), Rows()(x[:, :, :8]))
+    assert torch.equal(features.compute_features(Rows(), wide, CPU, tmp_path), Rows()(wide))
+    assert features.compute_features(Powers(1), x[:0], CPU, tmp_path).shape == (0, 3)
+
+
+class Rows(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, :, 0].float().mean(2)
+
+
+@pytest.mark.parametrize("value", ["words", 3, b"abc", b"", np.float32([np.nan] * 3).tobytes(), bytes(4 * 7), None])
+def test_features_that_are_none_are_computed_again(tmp_path, value):
+    x = torch.from_numpy(images(20)[0])
+    first = features.compute_features(Powers(1), x, CPU, tmp_path)
+    with sqlite3.connect(tmp_path / features.CACHE) as connection:
+        connection.execute("update features set value = ?", (value,))
+    connection.close()
+    assert torch.equal(features.compute_features(Powers(1), x, CPU, tmp_path), first)
+
+
+def test_where_features_cannot_be_kept_they_are_computed(tmp_path, monkeypatch):
+    x = torch.from_numpy(images(20)[0])
+    features.compute_features(Powers(1), x[:2], CPU, tmp_path)
+    stored = tmp_path / features.CACHE
+
+    def connect(file, timeout):  # on a disk that is full
+        connection = sqlite3.Connection(file, timeout=timeout)
+        connection.execute(f"pragma max_page_count = {stored.stat().st_size // 4096}")
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    wide = x.float().repeat(1, 500, 1, 1)
+    with pytest.warns(UserWarning, match=r"could not be kept \(database or disk is full\)"):
+        found = features.compute_features(Powers(1), wide, CPU, tmp_path)
+    assert torch.equal(found, Powers(1)(wide))
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"features in .*file/features\.sqlite cannot be used"):
+        features.compute_features(Powers(1), x, CPU, tmp_path / "file")
 
 
 def test_a_cached_fit_is_the_same_fit(colours, tmp_path):
@@ -160,6 +220,15 @@ def test_a_cache_that_is_no_cache_is_one_sentence(colours, tmp_path):
     (tmp_path / features.CACHE).write_bytes(b"nonsense" * 1000)
     with pytest.raises(ValueError, match=r"cannot be used .*; remove the file, or name another cache"):
         features.compute_features(colours.trunk, torch.zeros(1, 3, 16, 16), CPU, tmp_path)
+
+
+def test_a_fit_does_without_a_cache_where_there_is_no_place_for_one(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match="features are not kept for the next fit: .*; set XDG_CACHE_HOME"):
+        assert features_folder() is None
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert features_folder() == tmp_path / "demur" / "features"
 
 
 # the sources ---------------------------------------------------------------------------------------------------------

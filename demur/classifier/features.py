@@ -2,6 +2,7 @@
 
 import hashlib
 import sqlite3
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from contextvars import ContextVar
@@ -22,6 +23,7 @@ from demur.training_data import Fixed, OutlierSource, Split
 
 BATCH = 32  # inputs that go through a trunk at once
 FEWEST = 2_000  # outliers that are worth computing, however few inliers there are
+PROBES = 4  # of the features that are found, how many are computed again, or up to twice as many
 AT_ONCE = 1024  # inputs between two writes to the cache
 CACHE = "features.sqlite"
 
@@ -70,15 +72,20 @@ class Encoder:
 def compute_features(trunk: nn.Module, x: Tensor, device: torch.device, cache: Path | None = None) -> Tensor:
     """Features (N, width), on the CPU, of inputs as the trunk takes them; those in the folder `cache` are read.
 
-    There they lie under a hash of the input and of the trunk's weights, so that one that is found is right. They are
-    written as they come: whoever is stopped goes on.
+    There they lie under a hash of the input and of the trunk's weights. A hash does not see what a module computes with
+    its weights, so a few that are found are computed again, and if they differ all are. They are written as they come:
+    whoever is stopped goes on.
     """
-    if cache is None:
+    if cache is None or not len(x):
         return _compute(trunk, x, device, 0, len(x))
-    own = bytes.fromhex(digest((repr(trunk), state_of(trunk))))
+    own = bytes.fromhex(digest((repr(trunk), state_of(trunk), str(x.dtype), tuple(x.shape[1:]))))
     keys = [hashlib.sha256(own + row.contiguous().numpy().tobytes()).digest() for row in x.cpu()]
     with _open_cache(cache) as stored:
         features = {key: value for key in dict.fromkeys(keys) if (value := stored.read(key)) is not None}
+        rows = [row for row, key in enumerate(keys) if key in features]
+        some = rows[:: max(1, len(rows) // PROBES)]
+        if some and not _agree([features[keys[row]] for row in some], _compute(trunk, x[some], device, 0, len(x))):
+            features = {}
         missing = [row for row, key in enumerate(keys) if key not in features]
         for start in range(0, len(missing), AT_ONCE):
             rows = missing[start : start + AT_ONCE]
@@ -87,6 +94,15 @@ def compute_features(trunk: nn.Module, x: Tensor, device: torch.device, cache: P
             stored.write(computed)
             features |= computed
     return torch.stack([features[key] for key in keys])
+
+
+def _agree(kept: Sequence[Tensor], fresh: Tensor) -> bool:
+    """Whether these are the same features, up to rounding, which other batches change."""
+    most = float(fresh.abs().max())
+    return all(
+        value.shape == right.shape and torch.allclose(value, right, rtol=1e-3, atol=1e-3 * most)
+        for value, right in zip(kept, fresh, strict=True)
+    )
 
 
 def as_features(
@@ -141,13 +157,13 @@ def _compute(trunk: nn.Module, x: Tensor, device: torch.device, done: int, total
 
 @contextmanager
 def _open_cache(cache: Path) -> Iterator["_Stored"]:
-    cache.mkdir(parents=True, exist_ok=True)
     file = cache / CACHE
     try:
+        cache.mkdir(parents=True, exist_ok=True)
         with closing(sqlite3.connect(file, timeout=60)) as connection:
             connection.execute("create table if not exists features (key blob primary key, value blob) without rowid")
             yield _Stored(connection)
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, OSError) as error:
         raise ValueError(
             f"the features in {file} cannot be used ({error}); remove the file, or name another cache"
         ) from None
@@ -159,9 +175,16 @@ class _Stored:
 
     def read(self, key: bytes) -> Tensor | None:
         row = self.connection.execute("select value from features where key = ?", (key,)).fetchone()
-        return None if row is None else torch.from_numpy(np.frombuffer(row[0], np.float32).copy())
+        if row is None or not isinstance(row[0], bytes) or len(row[0]) % 4:
+            return None
+        value = torch.from_numpy(np.frombuffer(row[0], np.float32).copy())
+        return value if value.isfinite().all() else None
 
     def write(self, features: dict[bytes, Tensor]) -> None:
-        with self.connection:
-            rows: Sequence[tuple[bytes, bytes]] = [(key, value.numpy().tobytes()) for key, value in features.items()]
-            self.connection.executemany("insert or replace into features values (?, ?)", rows)
+        """As far as there is room: what could not be kept is computed again."""
+        rows: Sequence[tuple[bytes, bytes]] = [(key, value.numpy().tobytes()) for key, value in features.items()]
+        try:
+            with self.connection:
+                self.connection.executemany("insert or replace into features values (?, ?)", rows)
+        except sqlite3.OperationalError as error:
+            warnings.warn(f"features of the backbone could not be kept ({error}); make room for them", stacklevel=5)

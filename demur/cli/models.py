@@ -12,7 +12,7 @@ import typer
 from demur.cli.fitted import describe_fit
 from demur.cli.outputs import Overwrite, check_file, check_folder
 from demur.cli.progress import counting, progress
-from demur.cli.shared import Data, DeviceName, Seed, cache_folder, make_console, open_store, parse_device
+from demur.cli.shared import Data, DeviceName, Seed, features_folder, make_console, open_store, parse_device
 from demur.cli.training import join_processes, own_gpu, resume_training
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def fit(
                 method,
                 backbone=pretrained,
                 tune=tune,
-                cache=None if pretrained is None else cache_folder() / "features",
+                cache=None if pretrained is None or tune != "head" else features_folder(),
                 synthetic=synthetic,
                 augment=augment,
                 balance=balance,

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -55,6 +56,20 @@ def cache_folder() -> Path:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "demur"
     except RuntimeError:  # neither HOME nor an entry for this user
         raise ValueError("there is no home folder to keep data in; name a folder with --data or DEMUR_DATA") from None
+
+
+def features_folder() -> Path | None:
+    """Where features of backbones are kept; None, and a note, where that cannot be written to."""
+    try:
+        folder = cache_folder() / "features"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+        reason = f"{folder} cannot be written to"
+    except (OSError, ValueError) as error:
+        reason = str(error)
+    warnings.warn(f"features are not kept for the next fit: {reason}; set XDG_CACHE_HOME to a folder", stacklevel=2)
+    return None
 
 
 def parse_device(name: str) -> str:
