@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -241,3 +242,68 @@ def test_the_manifest_says_what_was_answered_by_what(models: dict[str, Path], tm
     assert manifest["model"] == "hash"
     assert manifest["parts"] == 1
     assert pq.read_schema(tmp_path / "out" / "part-000000.parquet").equals(SCHEMA)
+
+
+def test_a_manifest_of_somebody_else_is_not_replaced(models: dict[str, Path], tmp_path: Path) -> None:
+    inputs, out = write_inputs("table", tmp_path / "inputs"), tmp_path / "out.parquet"
+    out.mkdir()
+    (out / "part-000000.parquet").write_text("mine")
+    for content in ('{"tables": ["mine"]}', "[" * 10**5, "no JSON", ""):
+        (out / MANIFEST).write_text(content)
+        for overwrite in (False, True):
+            with pytest.raises(ValueError, match="holds something else"):
+                run(models["table"], inputs, out, overwrite=overwrite)
+        assert (out / "part-000000.parquet").read_text() == "mine"
+
+
+def test_an_empty_part_is_none_and_neither_is_a_folder(models: dict[str, Path], tmp_path: Path) -> None:
+    inputs, out = write_inputs("table", tmp_path / "inputs"), tmp_path / "out"
+    run(models["table"], inputs, out)
+    whole = frame(out)
+    (out / "part-000000.parquet").write_bytes(b"")
+    assert run(models["table"], inputs, out).kept == 1
+    pd.testing.assert_frame_equal(frame(out), whole)
+    (out / "part-000000.parquet").unlink()
+    (out / "part-000000.parquet").mkdir()
+    with pytest.raises(ValueError, match=r"part-000000\.parquet"):
+        run(models["table"], inputs, out)
+
+
+def test_two_runs_at_once_do_not_fail_each_other(models: dict[str, Path], tmp_path: Path) -> None:
+    inputs, out = write_inputs("table", tmp_path / "inputs"), tmp_path / "out"
+    classifier = Classifier.load(models["table"], device="cpu")
+
+    def overtaken(job: Job, given: Sequence[Fragment]) -> Iterator[Outcome]:
+        for fragment in given:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(answering, "read_fragment", reading_late)
+                yield attempt(classifier, job, fragment)
+
+    def reading_late(*given: Any) -> Iterator[Any]:
+        yield from fragments.read_fragment(*given)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(answering, "read_fragment", fragments.read_fragment)
+            run(models["table"], inputs, out)  # which removes what is unfinished
+
+    assert run(models["table"], inputs, out, overtaken).parts == 2
+    assert len(frame(out)) == 50
+
+
+def test_files_below_a_folder_are_not_left_out_in_silence(models: dict[str, Path], tmp_path: Path) -> None:
+    inputs, out = write_inputs("table", tmp_path / "inputs"), tmp_path / "out"
+    (inputs / "gone.csv").symlink_to(tmp_path / "nothing")
+    with pytest.raises(ValueError, match=r"gone\.csv.*; the others are in"):
+        run(models["table"], inputs, out)
+    (inputs / "gone.csv").rename(inputs / "gone.md")
+    with pytest.raises(ValueError, match=r"gone\.md is a link to nothing; mend or remove it"):
+        run(models["table"], inputs, out)
+    (inputs / "gone.md").unlink()
+    (inputs / "again").symlink_to(inputs)
+    with pytest.raises(ValueError, match=r"again is a link to a folder that it lies in; remove it"):
+        run(models["table"], inputs, out)
+    (inputs / "again").unlink()
+    name = os.fsencode(inputs) + b"/\xff.csv"
+    with open(name, "wb"):
+        pass
+    with pytest.raises(ValueError, match=r"xff\.csv has a name that is no UTF-8; rename it"):
+        run(models["table"], inputs, out)

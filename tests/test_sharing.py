@@ -13,10 +13,12 @@ from threading import Thread
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import demur
 from demur.classifier.card import model_card
+from experiments.fuzz import called
 from tests.serving import table
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
@@ -140,6 +142,14 @@ def test_there_and_back(hub: FakeHub, model: demur.Classifier) -> None:
         back = demur.load_model(name, device="cpu")
         assert back.source_ == named
         np.testing.assert_array_equal(back.predict_all(x).outlier_score, model.predict_all(x).outlier_score)
+
+
+def test_a_model_of_the_hub_answers_in_parts(hub: FakeHub, model: demur.Classifier, tmp_path: Path) -> None:
+    named = model.push_to_hub("me/clouds")
+    rows, _ = table(20, seed=3)
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    assert called("predict", named, tmp_path / "rows.csv", "-o", tmp_path / "out.parquet") == (0, "")
+    assert pd.read_parquet(tmp_path / "out.parquet")["label"].notna().any()
 
 
 def test_a_commit_names_the_same_model_after_the_next_push(hub: FakeHub, model: demur.Classifier) -> None:

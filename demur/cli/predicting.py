@@ -66,12 +66,14 @@ def predict_csv(model: Path, inputs: str, out: Path | None, strict: bool, overwr
 def predict_parts(
     model: Path, inputs: str, out: str, engine: str, address: str | None, strict: bool, overwrite: bool, device: str
 ) -> None:
-    from demur.classifier import Classifier
+    from demur.classifier import Classifier, sharing
     from demur.scale import answering
     from demur.scale.parts import MANIFEST
     from demur.scale.places import locate
     from demur.scale.ray_data import hash_model, on_ray
 
+    if str(model).startswith(sharing.PREFIX):
+        model, _ = sharing.fetch_model(str(model))
     to, at = locate(out), locate(inputs)
     if to.is_local:
         check_folder(Path(out), overwrite, model=model, writes=[MANIFEST], marks={MANIFEST: b"\\{"})

@@ -11,7 +11,8 @@ import json
 import re
 import uuid
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +34,7 @@ SCHEMA = pa.schema(
     ]
 )
 ROWS = 2**16  # of a row group
+LONGEST = 2**16  # bytes of a manifest
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,9 @@ def write_part(to: Location, number: int, answers: Iterable[pa.Table]) -> None:
                     waiting = []
             writer.write_table(pa.concat_tables([*waiting, SCHEMA.empty_table()]))
         to.files.move(unfinished, f"{to.path}/{part_name(number)}")
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and number in parts_in(to):  # by another run, which then tidied up
+            return
         if to.files.get_file_info(unfinished).type == fs.FileType.File:
             to.files.delete_file(unfinished)
         raise
@@ -85,11 +89,10 @@ def write_part(to: Location, number: int, answers: Iterable[pa.Table]) -> None:
 def open_output(to: Location, manifest: Manifest, overwrite: bool) -> set[int]:
     """The numbers of the parts that are there already; what is there of something else is refused, or removed if it is
     an output of ours and may be overwritten."""
-    names = _names(to)
-    if MANIFEST in names:
-        with to.files.open_input_stream(f"{to.path}/{MANIFEST}") as stream:
-            there = stream.read()
-        if there == _bytes(manifest):
+    names = {name for name, _ in _entries(to)}
+    there = _read_manifest(to) if MANIFEST in names else None
+    if there is not None:
+        if there == asdict(manifest):
             return parts_in(to)
         if not overwrite:
             raise ValueError(
@@ -99,7 +102,7 @@ def open_output(to: Location, manifest: Manifest, overwrite: bool) -> set[int]:
         ours = [name for name in names if PART.fullmatch(name) or UNFINISHED.fullmatch(name)]
         for name in (*ours, MANIFEST):  # as long as there is a manifest, what is left is known as ours
             to.files.delete_file(f"{to.path}/{name}")
-    elif names:
+    elif any(not UNFINISHED.fullmatch(name) for name in names):
         raise ValueError(f"{to.name} holds something else, such as {min(names)}; name a new folder")
     to.files.create_dir(to.path)
     unfinished = f"{to.path}/_unfinished-{uuid.uuid4().hex}"
@@ -109,23 +112,37 @@ def open_output(to: Location, manifest: Manifest, overwrite: bool) -> set[int]:
     return set()
 
 
+def _read_manifest(to: Location) -> dict[str, Any] | None:
+    """What it says, if it is one of ours."""
+    with to.files.open_input_stream(f"{to.path}/{MANIFEST}") as stream:
+        content = stream.read(LONGEST)
+    try:
+        said = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    names = {field.name for field in fields(Manifest)}
+    return said if isinstance(said, dict) and said.keys() == names else None
+
+
 def parts_in(to: Location) -> set[int]:
-    return {int(match[1]) for name in _names(to) if (match := PART.fullmatch(name))}
+    return {int(match[1]) for name, size in _entries(to) if size and (match := PART.fullmatch(name))}
 
 
 def remove_unfinished(to: Location) -> None:
     """What was begun by workers that were killed."""
-    for name in _names(to):
+    for name, _ in _entries(to):
         if UNFINISHED.fullmatch(name):
             to.files.delete_file(f"{to.path}/{name}")
 
 
-def _names(to: Location) -> set[str]:
+def _entries(to: Location) -> list[tuple[str, int]]:
+    """Names, and the sizes of those that are files."""
     info = to.files.get_file_info(to.path)
     if info.type == fs.FileType.File:
         raise ValueError(f"{to.name} is a file, and a folder of parts is to be there; name another")
     selector = fs.FileSelector(to.path, allow_not_found=True)
-    return {each.path.rpartition("/")[2] for each in to.files.get_file_info(selector)} - {""}
+    named = ((each.path.rpartition("/")[2], each.size or 0) for each in to.files.get_file_info(selector))
+    return [(name, size) for name, size in named if name]
 
 
 def _bytes(manifest: Manifest) -> bytes:
