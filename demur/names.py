@@ -56,7 +56,7 @@ def choose_or_import(table: Mapping[str, T], name: str, kind: str) -> T:
 
 def is_imported(name: str) -> bool:
     """Whether it is, or has in it, a name in a module: its text decides, and nothing is imported."""
-    return ":" in name
+    return isinstance(name, str) and ":" in name
 
 
 def import_named(name: str, kind: str) -> Any:

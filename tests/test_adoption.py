@@ -167,6 +167,15 @@ def test_data_loaders_are_read_whole(trained):
         gather_batches([], "X")  # type: ignore[arg-type]
 
 
+def test_labels_of_a_loader_can_be_names_and_inputs_have_one_shape(trained):
+    model, x, y = trained
+    loader = DataLoader([(image, label) for image, label in zip(torch.from_numpy(x), y, strict=True)], batch_size=64)  # type: ignore[arg-type,var-annotated]
+    adopted = demur.adopt(model, loader, outliers=noise(), classes=["lower", "upper"], epochs=0, device="cpu")
+    assert (adopted.predict(x) == y).mean() > 0.9
+    with pytest.raises(ValueError, match=r"of inputs of shapes \(3,\) and \(4,\); bring them to one shape"):
+        gather_batches([(torch.ones(2, 3), torch.ones(2)), (torch.ones(2, 4), torch.ones(2))], "X")  # type: ignore[arg-type]
+
+
 def test_outputs_are_matched_with_labels_by_name():
     y = np.array(["dog", "cat", "dog"])
     assert match_outputs(["dog", None, "cat"], y, 3)[0] == [2, 0]
@@ -190,6 +199,14 @@ def test_what_cannot_be_adopted_is_refused(trained):
         demur.adopt(model, x, y, tune="some")
     with pytest.raises(ValueError, match="epochs -1 is negative; give 0 or more"):
         demur.adopt(model, x, y, epochs=-1)
+    with pytest.raises(ValueError, match="epochs '3' is no number"):
+        demur.adopt(model, x, y, epochs="3")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="unknown method 3; known: map"):
+        demur.adopt(model, x, y, method=3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="model is a function; give a network"):
+        demur.adopt(lambda x: x, x, y)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="outliers were given, but method 'map' does not train with them"):
+        demur.adopt(model, x, y, noise(), method="map", epochs=0)
 
 
 FRESH = """

@@ -67,7 +67,9 @@ def adopt(
     model itself stays as it is. A saved classifier is loaded with `load_model(path, backbone=model)`.
     """
     parsed = parse_method(method)
-    if epochs is not None and epochs < 0:
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model is a {type(model).__name__}; give a network, an nn.Module")
+    if isinstance(epochs, int | float) and epochs < 0:
         raise ValueError(f"epochs {epochs} is negative; give 0 or more, or None to have them chosen")
     tune = "head" if epochs == 0 else tune  # nothing is trained, and Laplace is over the head
     if parsed.inference_name not in ADOPTING:
@@ -139,9 +141,9 @@ def match_outputs(classes: Sequence[Any] | None, y: np.ndarray, count: int) -> t
     return [named.index(label) for label in labels.tolist()], labels
 
 
-def gather_batches(loader: "DataLoader[Any]", what: str) -> tuple[Tensor, Tensor | None]:
+def gather_batches(loader: "DataLoader[Any]", what: str) -> tuple[Tensor, np.ndarray | None]:
     """All inputs of a DataLoader, and their labels where its batches are pairs (x, y) or have `labels` by name."""
-    inputs, labels = [], []
+    inputs, labels = list[Tensor](), list[Any]()
     for batch in loader:
         if isinstance(batch, Mapping):
             x, y = next((batch[name] for name in BATCHES if name in batch), None), batch.get("labels")
@@ -155,4 +157,10 @@ def gather_batches(loader: "DataLoader[Any]", what: str) -> tuple[Tensor, Tensor
         labels.append(y)
     if not inputs:
         raise ValueError(f"{what} is a DataLoader without a batch; give at least one")
-    return torch.cat(inputs), None if labels[0] is None else torch.cat([torch.as_tensor(y) for y in labels])
+    if len(shapes := {tuple(x.shape[1:]) for x in inputs}) > 1:
+        first, second, *_ = sorted(shapes)
+        raise ValueError(f"{what} is a DataLoader of inputs of shapes {first} and {second}; bring them to one shape")
+    if any(y is None for y in labels):
+        return torch.cat(inputs), None
+    arrays = [np.atleast_1d(y.numpy(force=True) if isinstance(y, Tensor) else y) for y in labels]
+    return torch.cat(inputs), np.concatenate(arrays)

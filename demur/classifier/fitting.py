@@ -81,8 +81,9 @@ def gather_outliers(
     synthetic = parse(model.synthetic) if isinstance(model.synthetic, str) else model.synthetic
     if model.likelihood_.outside is None:
         if outliers is not None or synthetic is not None:
+            named = getattr(model.method, "name", model.method)
             raise ValueError(
-                f"outliers were given, but method {model.method!r} does not train with them; choose one with '+nc', "
+                f"outliers were given, but method {named!r} does not train with them; choose one with '+nc', "
                 "'+sl', '+ml' or '+oe', or leave them out"
             )
         return "none", None, None
