@@ -33,6 +33,7 @@ from demur.paper.published import (
     SHIFT_SETS,
     TITLES,
     measured_as,
+    outliers_of,
     printed_values,
     published_tables,
     shift_by_severity,
@@ -41,8 +42,10 @@ from demur.paper.published import (
 from demur.paper.views import own_view
 from demur.report import sheet as formats
 from demur.report import tables as terminal
+from demur.report import verdicts
 from demur.report.compare import tables
 from demur.report.figures import WIDTH, acceptance, draw_noise_confidence, draw_shift
+from demur.report.front import claim_cards, heat_maps
 from demur.report.page import write_report
 from demur.report.sheet import Code, Link, Sheet, Small, Strong, as_html, as_latex, as_markdown
 from demur.scores import max_prob_score
@@ -714,17 +717,73 @@ document.body.dataset.said = said.join("|");
 </script>"""
 
 
+def said_by(page: Path, folder: Path) -> list[str]:
+    """What the page's script leaves, in a browser."""
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    command = ["chromium", *flags, f"--user-data-dir={folder / 'profile'}", "--dump-dom", page.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    return re.search(r'data-said="([^"]*)"', shown)[1].split("|")
+
+
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium to open the page with")
 def test_tables_sort_by_a_click(report: Path, tmp_path: Path):
     page = tmp_path / "index.html"
     page.write_text((report / "index.html").read_text("utf-8").replace("</body>", SORT + "</body>"), "utf-8")
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-    command = ["chromium", *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    before, up, down, after = re.search(r'data-said="([^"]*)"', shown)[1].split("|")
+    before, up, down, after = said_by(page, tmp_path)
     rising = sorted(before.split(), key=float)
     assert len(set(rising)) > 3
     assert (up.split(), down.split(), after) == (rising, rising[::-1], before)
+
+
+FILTER = """<script>
+const shown = () => [...document.querySelectorAll(".heat")].filter(one => !one.hidden).map(one => one.dataset.task
+  + ":" + [...one.querySelectorAll("tbody tr")].filter(row => !row.hidden).length).join(" ");
+const steps = [shown()];
+method.value = "nc"; method.dispatchEvent(new Event("input")); steps.push(shown());
+task.value = "fashion_mnist"; task.dispatchEvent(new Event("change")); steps.push(shown());
+document.body.dataset.said = steps.join("|");
+</script>"""
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium to open the page with")
+def test_the_heat_map_is_filtered(report: Path, cells: list[Measured], tmp_path: Path):
+    page = tmp_path / "index.html"
+    page.write_text((report / "index.html").read_text("utf-8").replace("</body>", FILTER + "</body>"), "utf-8")
+    everything, by_method, by_both = said_by(page, tmp_path)
+    maps = heat_maps(cells)
+    assert {*everything.split()} == {f"{heat.task}:{len(heat.rows)}" for heat in maps}
+    rows = {heat.task: sum("nc" in method for method, *_ in heat.rows) for heat in maps}
+    assert {*by_method.split()} == {f"{task}:{count}" for task, count in rows.items()}
+    assert by_both == f"fashion_mnist:{rows['fashion_mnist']}"
+    assert 0 < rows["fashion_mnist"] < len(next(heat.rows for heat in maps if heat.task == "fashion_mnist"))
+
+
+def test_the_heat_map_has_the_means_over_seeds(cells: list[Measured]):
+    for heat in heat_maps(cells):
+        for method, score, values in heat.rows:
+            here = [
+                run
+                for run in cells
+                if (run.cell.task, run.cell.method, run.cell.convention, run.cell.epochs, run.cell.limit)
+                == (heat.task, method, "corrected", None, None)
+                and outliers_of(run.cell) == DEFAULT_OUTLIERS.get(heat.task, "default")
+            ]
+            metric = "fpr95" if score == "max_prob" else f"{score}_fpr95"
+            for name, shown in zip(heat.sets, values, strict=True):
+                known = [run.values[name, metric].value for run in here if (name, metric) in run.values]
+                assert (shown is None) == (not known)
+                assert shown is None or shown[0] == pytest.approx(np.mean(known))
+
+
+def test_every_claim_is_a_card_with_the_verdicts_of_the_table(cells: list[Measured]):
+    table = verdicts.summary(cells)
+    for card, (title, *texts) in zip(claim_cards(cells), table.rows, strict=True):
+        said = {whose: f"{word} ({tests})" if tests else word for whose, word, tests in card.verdicts}
+        marked = {whose: text.removesuffix("†") for whose, text in zip(table.head[1:], texts, strict=True)}
+        assert card.title == title
+        assert {whose: text.replace("†", "") for whose, text in said.items()} == {
+            whose: text for whose, text in marked.items() if text != "–"
+        }
 
 
 # figures ------------------------------------------------------------------------------------------------------------

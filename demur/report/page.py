@@ -3,6 +3,7 @@
 import base64
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from demur.paper.published import outliers_of
 from demur.report.compare import Kind, kind_of, tables
 from demur.report.drawings import from_predictions, from_values
 from demur.report.figures import Drawing, save_figure
+from demur.report.front import agreement_drawing, claim_cards, heat_maps
 from demur.report.sections import beside_the_paper, candidates, recommendation
 from demur.report.sheet import FORMATS, Section, Sheet, Text, render
 from demur.report.verdicts import claims_document, summary
@@ -44,7 +46,7 @@ def write_report(cells: Sequence[Measured], out: Path) -> None:
     for sheet in sheets:
         for suffix, write in FORMATS.items():
             (out / "tables" / f"{sheet.name}.{suffix}").write_text(write(sheet), "utf-8")
-    images = save_drawings(from_values(cells), out / "figures")
+    images = save_drawings(chain(agreement_drawing(cells), from_values(cells)), out / "figures")
     if (claims := claims_document(cells)) is not None:
         (out / "claims.md").write_text(claims, "utf-8")
     shared = {
@@ -62,7 +64,8 @@ def write_report(cells: Sequence[Measured], out: Path) -> None:
     )
     (out / "RESULTS.md").write_text(document, "utf-8")
     figures = [*images, *save_drawings(from_predictions(cells), out / "figures")]
-    page = render("index.html", **shared, tables=sheets, formats=list(FORMATS), figures=figures)
+    front = {"heat_maps": heat_maps(cells), "claims": claim_cards(cells) if claims is not None else []}
+    page = render("index.html", **shared, **front, tables=sheets, formats=list(FORMATS), figures=figures)
     (out / "index.html").write_text(page, "utf-8")
 
 

@@ -1,0 +1,109 @@
+"""What a report's page begins with: measured against printed, FPR95 by method and OOD set, claims as cards."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from demur.methods import method_rank
+from demur.paper.agreement import LIMIT, compare_printed
+from demur.paper.published import DEFAULT_OUTLIERS, MEAN, outliers_of
+from demur.paper.statistics import Known
+from demur.paper.views import own_view
+from demur.report.figures import Drawing, one_column_wide, panels
+from demur.report.verdicts import COLUMNS, verdicts
+from demur.study.measuring import metric_name, per_cent
+from demur.study.run import FAR_AWAY
+from demur.study.table import Measured
+
+# by a metric's name: a title, and a colour and a mark that differ from the others' to all kinds of sight
+MARKS = {
+    "fpr95": ("FPR95", "#d55e00", "o"),
+    "auroc": ("AUROC", "#0072b2", "s"),
+    "aupr_published": ("AUPR", "#56b4e9", "^"),
+    "mmc": ("confidence", "#e69f00", "D"),
+    "accuracy_with_none": ("accuracy", "#000000", "x"),
+    "ece_published": ("ECE", "#009e73", "+"),
+}
+
+
+def agreement_drawing(cells: Sequence[Measured], convention: str = "published") -> Iterator[Drawing]:
+    """A point a printed value that was measured in that convention; nothing where none was."""
+    lines = compare_printed(cells)
+    lines = lines[lines[convention].notna() & lines["metric"].isin(list(MARKS))]
+    if len(lines):
+        caption = (
+            f"Measured against printed, per cent: each of the {len(lines):,} values that were measured in the "
+            f"{convention} convention; between the dotted lines they differ by at most {100 * LIMIT:.0f} points"
+        )
+        yield Drawing("agreement", caption, draw_agreement(lines, convention))
+
+
+def draw_agreement(lines: pd.DataFrame, convention: str) -> Figure:
+    """A panel a task."""
+    tasks = list(dict.fromkeys(lines["task"]))
+    with one_column_wide(height=0.6 + 1.15 * -(-len(tasks) // 3)) as figure:
+        for axis, task in zip(panels(figure, len(tasks), columns=3), tasks, strict=True):
+            for shift, dash in ((0, "-"), (-100 * LIMIT, ":"), (100 * LIMIT, ":")):
+                axis.axline((0, shift), slope=1, color="black", linewidth=0.5, linestyle=dash)
+            for metric, (_, colour, mark) in MARKS.items():
+                of = 100 * lines.loc[(lines["task"] == task) & (lines["metric"] == metric), ["printed", convention]]
+                axis.plot(of["printed"], of[convention], mark, color=colour, markersize=2, alpha=0.7, mew=0.5)
+            axis.set_title(task.replace("_", " "), pad=2)
+            axis.set(xlim=(-2, 102), ylim=(-2, 102), xticks=(0, 50, 100), yticks=(0, 50, 100), aspect="equal")
+        marks = [Line2D([], [], color=c, marker=m, linestyle="", markersize=4, label=t) for t, c, m in MARKS.values()]
+        figure.legend(handles=marks, loc="outside upper center", ncols=3, handletextpad=0.1, columnspacing=1)
+        figure.supxlabel("printed")
+        figure.supylabel("measured")
+    return figure
+
+
+class Heat(NamedTuple):
+    """FPR95 of a task: a row a method and score, for each set a value, its text and its half interval, or None."""
+
+    task: str
+    sets: list[str]
+    rows: list[tuple[str, str, list[tuple[float, str, str] | None]]]
+
+
+def heat_maps(cells: Sequence[Measured]) -> list[Heat]:
+    """Corrected convention, whole length, the task's own outliers."""
+    view = own_view(cells, "corrected")
+    maps = []
+    for task in dict.fromkeys(run.cell.task for run in cells):
+        outliers = DEFAULT_OUTLIERS.get(task, "default")
+        here = [run for run in cells if run.cell.task == task and outliers_of(run.cell) == outliers]
+        names = list(dict.fromkeys(name for run in here for name in run.sets))
+        sets = [*(name for name in names if name != FAR_AWAY), MEAN, *([FAR_AWAY] if FAR_AWAY in names else [])]
+        rows = [
+            (method, score, [_described(view.known(task, method, name, metric_name("fpr95", score))) for name in sets])
+            for method in sorted({run.cell.method for run in here}, key=method_rank)
+            for score in ("max_prob", "none_share")
+        ]
+        if rows := [row for row in rows if any(row[2])]:
+            maps.append(Heat(task, sets, rows))
+    return maps
+
+
+def _described(known: Known | None) -> tuple[float, str, str] | None:
+    if known is None or math.isnan(known.value):
+        return None
+    seeds = len(known.by_seed)
+    return known.value, known.text(), f"± {per_cent(known.half)}, {seeds} training seed{'s' * (seeds != 1)}"
+
+
+class ClaimCard(NamedTuple):
+    title: str
+    verdicts: list[tuple[str, str, str]]  # whose, in a word, and by how many tests
+
+
+def claim_cards(cells: Sequence[Measured]) -> list[ClaimCard]:
+    cards = []
+    for number, (title, columns) in enumerate(verdicts(cells), 1):
+        texts = [one.text.replace(")", "").partition(" (") for one in columns]
+        said = [(whose, word, tests) for whose, (word, _, tests) in zip(COLUMNS, texts, strict=False)]
+        cards.append(ClaimCard(f"{number}. {title}", said))
+    return cards
