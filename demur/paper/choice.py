@@ -1,32 +1,29 @@
 """Which method to recommend, by a rule that is written down before any run.
 
-Every candidate is fitted with the same training seeds and measured on outliers of several kinds, none of which shares
-anything with the sets that methods are tested on. Within a kind candidates are ranked by their mean FPR95 over its sets
-and over seeds, ties sharing the mean rank; the mean rank over kinds decides. One number over all sets would be decided
-by whatever set is the hardest. A candidate is eligible if its accuracy is at most half a point below that of `map`.
+Every candidate is fitted with the same training seeds and measured on the outliers of `demur.paper.suite`, several
+kinds, none of which shares anything with the sets that methods are tested on. Within a kind candidates are ranked by
+their mean FPR95 over its sets and over seeds, ties sharing the mean rank; the mean rank over kinds decides. One number
+over all sets would be decided by whatever set is the hardest. A candidate is eligible if its accuracy on held-out
+inliers is at most half a point below that of `map`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import rankdata
 
+from demur.outliers.values import leaves, parse
+from demur.paper.suite import INLIERS, SUITE, set_name
+from demur.paper.views import Place, by_place
+from demur.scores import MEASURED, USUAL_SCORE
+from demur.study.measuring import metric_name
+from demur.study.table import Measured
+
 SEEDS = 3
 ALLOWED = 0.005  # of accuracy, below that of `map`
-# The validation suite, listed before any run: sets by kind. None of them is a test set, or made from one.
-SUITE: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "characters, sharp": ("printed_letters",),
-        "characters, soft": ("printed_letters_blurred",),
-        "synthetic, soft": ("smooth_of_validation",),
-        "synthetic, sharp": ("patches_of_validation", "halves_of_validation"),
-        "far": ("uniform_of_validation",),
-    }
-)
 
 
 class Choice(NamedTuple):
@@ -36,10 +33,15 @@ class Choice(NamedTuple):
     outliers: str | None
     score: str
 
+    @property
+    def sources(self) -> int:
+        """How many kinds of outliers it is trained with."""
+        return len([*leaves(parse(self.outliers))]) if self.outliers else 1
+
 
 @dataclass(frozen=True)
-class Measured:
-    """A candidate with one training seed: accuracy on held-out inliers, and FPR95 by validation set."""
+class OfSeed:
+    """A candidate with one training seed: accuracy on held-out inliers, and FPR95 by set of the suite."""
 
     seed: int
     accuracy: float
@@ -55,21 +57,32 @@ class Ranked:
     fpr95: Mapping[str, float]  # by kind, mean over sets and seeds
     accuracy: float
     barred: str | None
+    seeds: int = SEEDS
 
     @property
     def mean_rank(self) -> float:
         return float(np.mean([*self.ranks.values()]))
 
 
+Candidates = Mapping[Choice, Sequence[OfSeed]]
+
+
+# the rule -----------------------------------------------------------------------------------------------------------
+
+
 def rank(
-    measured: Mapping[Choice, Sequence[Measured]],
-    of_map: Sequence[Measured],
+    measured: Candidates,
+    of_map: Sequence[OfSeed],
     suite: Mapping[str, Sequence[str]] = SUITE,
+    seeds: int = SEEDS,
 ) -> list[Ranked]:
-    """All candidates, the best first and barred ones last; only eligible ones are ranked against each other."""
+    """All candidates, the best first and barred ones last; only eligible ones are ranked against each other.
+
+    Fewer `seeds` are for a first look, by which nothing is chosen.
+    """
     plain = float(np.mean([one.accuracy for one in of_map])) if of_map else math.nan
     accuracy = {choice: float(np.mean([one.accuracy for one in runs])) for choice, runs in measured.items() if runs}
-    barred = {choice: _exclusion(runs, accuracy.get(choice), plain, suite) for choice, runs in measured.items()}
+    barred = {choice: _exclusion(runs, accuracy.get(choice), plain, suite, seeds) for choice, runs in measured.items()}
     by_kind = {
         choice: {
             kind: float(np.mean([one.fpr95[name] for one in runs for name in sets])) for kind, sets in suite.items()
@@ -79,28 +92,56 @@ def rank(
     }
     ranks = {kind: rankdata([each[kind] for each in by_kind.values()]) if by_kind else [] for kind in suite}
     eligible = [
-        Ranked(choice, {kind: float(ranks[kind][place]) for kind in suite}, values, accuracy[choice], None)
+        Ranked(
+            choice,
+            {kind: float(ranks[kind][place]) for kind in suite},
+            values,
+            accuracy[choice],
+            None,
+            len(measured[choice]),
+        )
         for place, (choice, values) in enumerate(by_kind.items())
     ]
     excluded = [
-        Ranked(choice, {}, {}, accuracy.get(choice, math.nan), reason)
+        Ranked(choice, {}, {}, accuracy.get(choice, math.nan), reason, len(measured[choice]))
         for choice, reason in barred.items()
         if reason is not None
     ]
-    return [*sorted(eligible, key=lambda one: (one.mean_rank, one.choice[0], one.choice[2])), *excluded]
+    return [*sorted(eligible, key=_order), *excluded]
 
 
 def choose_candidate(ranked: Sequence[Ranked]) -> Choice | None:
     """The recommended one; None where no candidate is eligible."""
-    return next((one.choice for one in ranked if one.barred is None), None)
+    return next((one.choice for one in ranked if one.barred is None and one.seeds >= SEEDS), None)
+
+
+def choose_for_all(by_task: Mapping[str, tuple[Candidates, Sequence[OfSeed]]]) -> Choice | None:
+    """One for several tasks: the mean over tasks of the mean rank, among those that are eligible on each."""
+    eligible = [{one.choice for one in rank(*of_task) if one.barred is None} for of_task in by_task.values()]
+    if not eligible or not (common := set.intersection(*eligible)):
+        return None
+    again = [
+        rank({choice: runs for choice, runs in measured.items() if choice in common}, of_map)
+        for measured, of_map in by_task.values()
+    ]
+    means = dict.fromkeys(common, 0.0)
+    for ranked in again:
+        for one in ranked:
+            means[one.choice] += one.mean_rank / len(again)
+    return min(common, key=lambda choice: (round(means[choice], 9), choice.sources, choice.method, choice.score))
+
+
+def _order(one: Ranked) -> tuple[float, int, str, str]:
+    """In a tie fewer kinds of outliers come first."""
+    return one.mean_rank, one.choice.sources, one.choice.method, one.choice.score
 
 
 def _exclusion(
-    runs: Sequence[Measured], accuracy: float | None, plain: float, suite: Mapping[str, Sequence[str]]
+    runs: Sequence[OfSeed], accuracy: float | None, plain: float, suite: Mapping[str, Sequence[str]], needed: int
 ) -> str | None:
     seeds = {one.seed for one in runs}
-    if len(seeds) < SEEDS:
-        return f"{len(seeds)} of {SEEDS} training seeds"
+    if len(seeds) < needed:
+        return f"{len(seeds)} of {needed} training seeds"
     lacking = {name for sets in suite.values() for name in sets for one in runs if name not in one.fpr95}
     if lacking:
         return f"not measured on {', '.join(sorted(lacking))}"
@@ -108,3 +149,43 @@ def _exclusion(
         return "the accuracy of map is not known"
     # rounded, since what is allowed is still allowed
     return f"accuracy {100 * (plain - accuracy):.1f} points below map" if round(plain - accuracy, 6) > ALLOWED else None
+
+
+# from results -------------------------------------------------------------------------------------------------------
+
+
+def candidates_in(cells: Iterable[Measured], task: str) -> tuple[dict[Choice, list[OfSeed]], list[OfSeed]]:
+    """All that was measured on the suite, by every score; and `map` among it, of the same training seeds."""
+    measured: dict[Choice, list[OfSeed]] = {}
+    for place, runs in by_place(run for run in cells if run.cell.task == task).items():
+        for seed, run in runs.items():
+            accuracy = run.value(INLIERS, "accuracy")
+            for score in _scores_of(run) if accuracy else ():
+                values = {name: run.value(set_name(name), metric_name("fpr95", score)) for name in _sets()}
+                known = {name: value.value for name, value in values.items() if value is not None}
+                assert accuracy is not None
+                choice = Choice(place[1], _outliers(place, run), score)
+                measured.setdefault(choice, []).append(OfSeed(seed, accuracy.value, known))
+    return measured, measured.get(Choice("map", None, USUAL_SCORE), [])
+
+
+def screened(measured: Candidates) -> int:
+    """How many seeds it takes to be ranked: those of the rule, or where none has so many, the most there are."""
+    most = max((len(runs) for runs in measured.values()), default=0)
+    return min(most, SEEDS)
+
+
+def _outliers(place: Place, run: Measured) -> str | None:
+    return run.cell.outliers if place[2] else None
+
+
+def _sets() -> list[str]:
+    return [name for sets in SUITE.values() for name in sets]
+
+
+def _scores_of(run: Measured) -> list[str]:
+    """Every score that it has FPR95 of."""
+    first = set_name(_sets()[0])
+    metrics = {metric for name, metric in run.values if name == first}
+    kept = {metric.removesuffix("_fpr95") for metric in metrics if metric.endswith("_fpr95")}
+    return [name for name in dict.fromkeys((*MEASURED, *sorted(kept))) if metric_name("fpr95", name) in metrics]

@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
-import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from demur.paper.suite import printed_letters, suite
 from demur.study.fits import DataSource, Further, Inputs
 from demur.tasks import Split, Store
 from demur.tasks import load as load_task
@@ -51,7 +50,6 @@ def grid(half: float) -> Tensor:
 
 
 VALIDATION, PRINTED = "validation/inliers", "validation/printed_letters"
-LETTERS = "ABDEFGHJKLMNPQRTUVWXYabdefghkmnpqrtuwy"  # without those most like digits
 LETTER_COUNT = 2_000
 
 
@@ -62,17 +60,6 @@ def validation(data: DataSource, store: Store) -> Inputs:
     return held_out.y, {VALIDATION: held_out.x, PRINTED: fit_images(printed_letters(LETTER_COUNT, shape[-1]), shape)}
 
 
-def printed_letters(count: int, size: int) -> Tensor:
-    """(count, 1, size, size) of uint8: white on black, in one font, of many sizes, more or less bold and upright."""
-    rng, images = np.random.default_rng(0), []
-    for number in range(count):
-        image = Image.new("L", (2 * size, 2 * size))
-        font = ImageFont.load_default(size=size * rng.uniform(1.1, 1.7))
-        letter, bold = LETTERS[number % len(LETTERS)], int(rng.integers(2))
-        ImageDraw.Draw(image).text((size, size), letter, 255, font, anchor="mm", stroke_width=bold)
-        turned = image.rotate(rng.uniform(-15, 15), Image.Resampling.BILINEAR)
-        images.append(np.asarray(turned.resize((size, size), Image.Resampling.LANCZOS)))
-    return torch.from_numpy(np.stack(images)).unsqueeze(1)
-
-
-FURTHER: Mapping[str, Further] = MappingProxyType({"shift": shift, "plane": plane, "validation": validation})
+FURTHER: Mapping[str, Further] = MappingProxyType(
+    {"shift": shift, "plane": plane, "validation": validation, "suite": suite}
+)

@@ -82,6 +82,13 @@ CANDIDATES = (
     *product(("la+sl", "de+nc"), (None, _PATCHES, _BOTH)),
 )
 
+# the rule of demur/paper/choice.py: every candidate but those shown the tests' own noise, and what they have to beat
+CHOICE = (
+    *(("map", None), ("map+oe", None), ("la+oe", None)),
+    *((method, outliers) for method, outliers in CANDIDATES if outliers != "tiny_imagenet32+smooth+uniform"),
+)
+CHOICE_SCORES = ("energy", "max_logit", "knn", "vim", "gen", "rmds", "fdbd", "doubt")
+
 
 def cells(
     tasks: Iterable[str], methods: tuple[str, ...], outliers: str | None = None, further: tuple[str, ...] = ()
@@ -121,6 +128,12 @@ _single: Mapping[str, tuple[Cell, ...]] = {
     "recommended": tuple(
         Cell(task, method, outliers=outliers, further=("validation",))
         for task, (method, outliers) in product(("mnist", "fashion_mnist", "cifar10"), CANDIDATES)
+    ),
+    # digits are for a trial of the study: its candidates have one kind of outliers, of the suite's photograph
+    "choice": tuple(
+        Cell(task, method, outliers=outliers, further=("suite",))
+        for task, (method, outliers) in product((*IMAGES, "digits"), CHOICE)
+        if task != "digits" or outliers is None
     ),
 }
 STUDIES: Mapping[str, tuple[Cell, ...]] = MappingProxyType({**_single, "all": union(_single.values())})

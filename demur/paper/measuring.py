@@ -6,8 +6,9 @@ from itertools import combinations
 from demur.bootstrap import counts
 from demur.measures import STANDARD, Measures, ood_metrics
 from demur.metrics import METRICS
-from demur.paper.further import PRINTED, VALIDATION, shift_set_name
+from demur.paper.further import VALIDATION, shift_set_name
 from demur.paper.published import LEFT_OUT, OOD_SETS, SHIFT_SETS, mean_but
+from demur.paper.suite import INLIERS
 from demur.study.measuring import (
     Place,
     Value,
@@ -25,12 +26,15 @@ from demur.study.run import FAR_AWAY
 from demur.tasks.images import NOISE, STAND_INS
 from demur.tasks.shift import CORRUPTIONS
 
+HELD_OUT = {"validation": VALIDATION, "suite": INLIERS}  # further inputs, and which of their sets are inliers
 BOUNDED = tuple(name for name, metric in METRICS.items() if metric.again is not None)
 
 
 def values_of(result: Result, measures: Measures = STANDARD) -> Values:
     means = {mean_but(*names): sets_to_average(result.cell.task, result.ood, names) for names in _left_out(result)}
-    exact = measure(result, means, measures) | dict(_under_shift(result)) | dict(_on_validation(result, measures))
+    exact = measure(result, means, measures) | dict(_under_shift(result))
+    for kind, inliers in HELD_OUT.items():
+        exact |= dict(_on_held_out(result, kind, inliers, measures))
     return {place: round_value(value) for place, value in exact.items()}
 
 
@@ -67,13 +71,14 @@ def _under_shift(result: Result) -> Iterator[tuple[Place, Value]]:
             )
 
 
-def _on_validation(result: Result, measures: Measures) -> Iterator[tuple[Place, Value]]:
-    """What a method may be chosen by."""
-    if "validation" not in result.further:
+def _on_held_out(result: Result, kind: str, inliers: str, measures: Measures) -> Iterator[tuple[Place, Value]]:
+    """What a method may be chosen by: accuracy on held-out inliers, and how they are told from each other set."""
+    if kind not in result.further:
         return
     measures = measures_of(result, measures)
-    y, sets = result.further["validation"].y, result.further["validation"].sets
-    inside, outside = sets[VALIDATION], sets[PRINTED]
-    yield (VALIDATION, "accuracy"), Value(METRICS["accuracy"](inside, y))
-    for metric, value in ood_metrics(inside, outside, measures.scores).items():
-        yield (PRINTED, metric), Value(value)
+    y, sets = result.further[kind].y, result.further[kind].sets
+    yield (inliers, "accuracy"), Value(METRICS["accuracy"](sets[inliers], y))
+    for name, outside in sets.items():
+        if name != inliers:
+            for metric, value in ood_metrics(sets[inliers], outside, measures.scores).items():
+                yield (name, metric), Value(value)

@@ -4,7 +4,7 @@ from demur.names import choose
 from demur.paper import openood
 from demur.paper.conventions import resolve
 from demur.paper.further import FURTHER
-from demur.paper.grid import STUDIES
+from demur.paper.grid import CHOICE_SCORES, STUDIES
 from demur.study.grid import Study
 
 NAMES = (*STUDIES, openood.STUDY.name)
@@ -13,4 +13,5 @@ NAMES = (*STUDIES, openood.STUDY.name)
 def study_named(name: str) -> Study:
     if name == openood.STUDY.name:
         return openood.STUDY
-    return Study(name, STUDIES[choose(dict(zip(NAMES, NAMES, strict=True)), name, "study")], resolve, FURTHER)
+    cells = STUDIES[choose(dict(zip(NAMES, NAMES, strict=True)), name, "study")]
+    return Study(name, cells, resolve, FURTHER, CHOICE_SCORES if name == "choice" else ())

@@ -220,6 +220,13 @@ def best_printed(task: str, score: str, sets: Collection[str]) -> tuple[Row, Kno
     return min(means, key=lambda pair: pair[1].value, default=None)
 
 
+def printed_below(task: str, sets: Collection[str], value: float) -> list[tuple[Row, Known]]:
+    """The rows whose such mean is less, the least first."""
+    rows = [row for of_task, row in _printed_sets() if of_task == task]
+    means = [(row, mean) for row in rows if (mean := printed_mean(task, row, sets)) is not None and mean.value < value]
+    return sorted(means, key=lambda pair: pair[1].value)
+
+
 @cache
 def _printed_sets() -> Mapping[tuple[str, Row], Mapping[str, float]]:
     """FPR95 by task and row, then by set; trained with the task's usual outliers."""

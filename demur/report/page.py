@@ -10,8 +10,10 @@ from typing import NamedTuple
 from demur.files import replacing
 from demur.paper.grid import commands
 from demur.paper.published import outliers_of
+from demur.report.choice import choice_section, choice_tables
 from demur.report.compare import Kind, kind_of, tables
 from demur.report.drawings import from_predictions, from_values
+from demur.report.field import field_section, field_table
 from demur.report.figures import Drawing, save_figure
 from demur.report.front import agreement_drawing, claim_cards, heat_maps
 from demur.report.sections import beside_the_paper, candidates, recommendation
@@ -42,7 +44,7 @@ def write_report(cells: Sequence[Measured], out: Path) -> None:
     for name, text in ((RESULTS, results_csv(cells)), (CELLS, cells_csv(cells))):
         with replacing(out / name) as unfinished:  # they may be all that is left of the cells
             unfinished.write_text(text, "utf-8")
-    sheets = [*tables(cells), *[sheet for sheet in [candidates(cells)] if sheet]]
+    sheets = [*tables(cells), *choice_tables(cells), *filter(None, (candidates(cells), field_table(cells)))]
     for sheet in sheets:
         for suffix, write in FORMATS.items():
             (out / "tables" / f"{sheet.name}.{suffix}").write_text(write(sheet), "utf-8")
@@ -75,7 +77,8 @@ def _sections(cells: Sequence[Measured]) -> list[Section]:
     sections = [
         *beside_the_paper(cells),
         first and Section("The paper's claims", [intro, first]),
-        recommendation(cells),
+        choice_section(cells) or recommendation(cells),
+        field_section(cells),
     ]
     return [section for section in sections if section]
 
