@@ -340,6 +340,10 @@ def test_scores_that_a_study_kept_have_a_table_of_their_own(cells: list[Measured
         "la+nc, none_share score": per_cent(shown.values["svhn", "none_share_fpr95"].value),
         "la+nc, energy score": "1.0",
     }
+    without = replace(plain, cell=replace(plain.cell, seed=1))  # its values are not asked for
+    mixed = named(tables([kept[0], without, *others]), "scores-cifar10")
+    assert entries(mixed, "FPR95<br>svhn")["map, energy score"][0].strip("*").startswith("3.0")
+    assert "Means of 1 or 2 training seeds" in mixed.notes
     in_order = ["map", "map, energy score", "map, vim score", "map, mine.own:score score"]
     assert [*entries(table, "accuracy")][:4] == in_order
 

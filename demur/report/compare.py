@@ -189,7 +189,8 @@ def _fill(table: Wanted, kind: Kind, cells: Sequence[Measured], view: View) -> S
 
     def known(row: Row, column: Column) -> Known | None:
         at, metric = place(column.task, row.method, table.outliers), metric_name(column.metric, row.score)
-        whole = all(run.value(column.set, metric) for run in runs.get(at, {}).values())
+        # of a score that a study kept some seeds may have no values: the notes say of how many seeds means are
+        whole = row.score not in MEASURED or all(run.value(column.set, metric) for run in runs.get(at, {}).values())
         return view.look(at, column.set, metric) if whole else None
 
     values = {(row, column): known(row, column) for row in table.rows for column in columns}
