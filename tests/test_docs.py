@@ -111,3 +111,19 @@ def test_code_runs(name: str, number: int, tmp_path: Path, monkeypatch: pytest.M
 def test_the_start_page_prints_what_it_shows(tmp_path: Path):
     text = (DOCS / "index.md").read_text("utf-8")
     assert runpy.run_path(str(DOCS / "run.py"))["run_page"](text, tmp_path) == text
+
+
+def test_the_figure_of_which_method_is_that_of_its_table(tmp_path: Path):
+    """And the table has the values of the page that says how they were measured."""
+    drawn = runpy.run_path(str(DOCS / "which_method.py"))
+    rows = drawn["read_table"]((DOCS / "which-method.md").read_text("utf-8"))
+    assert len(rows) == 5
+    assert rows["two wines: a third wine"] == {"`la`, none shown": 23, "`la+nc`, synthetic": 54}
+    measured = [line for line in (DOCS / "how-to" / "outliers.md").read_text("utf-8").splitlines() if "|" in line]
+    for place, values in rows.items():
+        line = next(line for line in measured if f" {place.partition(': ')[2]} |" in line)
+        numbers = [int(number) for number in re.findall(r"\| (\d+)", line)]
+        assert numbers == [*values.values()]
+    axes = drawn["draw"](rows).axes[0]
+    shown = sorted(x for dots in axes.collections for x, _ in dots.get_offsets())
+    assert shown == sorted(value for values in rows.values() for value in values.values())
