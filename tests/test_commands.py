@@ -80,7 +80,7 @@ def test_fit_predict_evaluate(tmp_path, kind):
         "",
     )
     assert "3: high, low, mid" in printed[0]
-    assert "60 given" in printed[0]
+    assert f"outliers  54: {'rows' if kind == 'csv' else 'texts' if kind == 'jsonl' else kind} of {shown}" in printed[0]
     out = tmp_path / "out.csv"
     assert called("predict", model, test, "-o", out) == (0, "")
     rows = read_csv(out)

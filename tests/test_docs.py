@@ -93,6 +93,7 @@ GIVEN = {
     + "import torch\nmodel, x, outliers = torch.nn.Linear(13, 2), x[y < 2], x[y == 2]\n"
     + "y = np.array(['cat', 'dog'])[y[y < 2]]",
     ("how-to/outliers.md", 0): "",
+    ("how-to/outliers.md", 1): "from sklearn.datasets import load_digits\nx, y = load_digits(return_X_y=True)",
 }
 
 

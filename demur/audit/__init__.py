@@ -8,6 +8,8 @@ from demur.audit.duplicates import Duplicates as Duplicates
 from demur.audit.duplicates import image_duplicates as image_duplicates
 from demur.audit.duplicates import inputs as inputs
 from demur.audit.duplicates import text_duplicates
+from demur.audit.outliers import OutlierAudit as OutlierAudit
+from demur.audit.outliers import audit_outliers as audit_outliers
 from demur.audit.overlap import Overlap as Overlap
 from demur.audit.overlap import class_overlap
 from demur.audit.typography import Leak as Leak

@@ -235,6 +235,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
             **describe_prior(self.posterior_),
             **({"laplace_over": inference.over} if isinstance(inference, Laplace) else {}),
             "outliers": name,
+            "outliers_shown": 0 if source is None else source.shape[0],
             "epochs": recipe.epochs,
             **curve_to_json(curves),
             "seconds": perf_counter() - started,

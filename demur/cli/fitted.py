@@ -1,6 +1,7 @@
 """What `demur fit` says of a model when it is done."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from demur.classifier import Classifier
@@ -16,15 +17,29 @@ def describe_fit(classifier: "Classifier", given: "Inputs", count: int, outliers
     if report["outliers_abstained"] is not None:
         unseen = f"{report['unseen_outliers']:,} outliers that it was not shown"
         abstained = f"on {100 * report['outliers_abstained']:.1f} % of {unseen}"
-    shown = report["outliers"] if outliers in (None, report["outliers"]) else f"{outliers}, {report['outliers']}"
     what = "rows" if given.kind == "tables" else given.kind
     start = f" on {report['backbone']} (tuned: {report['tune']})" if "backbone" in report else ""
     return {
         "inputs": f"{count:,} {what}{shape}; {report['tuned'] + report['calibrated']:,} held out",
         "classes": f"{len(classifier.classes_)}: {join_names(classifier.classes_.tolist())}",
-        "outliers": shown + ", synthetic" * (outliers is None and classifier.likelihood_.outside is not None),
+        "outliers": _shown(report, what, outliers),
         "accuracy": f"{100 * report['accuracy']:.1f} % of those held out",
         "accepted": f"{100 * report['coverage']:.1f} % of the {report['tuned']:,} that the threshold was not chosen by",
         "abstained": abstained,
         "training": f"{report['method']}{start}, {report['epochs']} epochs, {report['seconds']:.0f} s",
     }
+
+
+def _shown(report: Mapping[str, Any], what: str, outliers: str | None) -> str:
+    """What the model was shown as belonging to none of its classes, in one line."""
+    from demur.outliers.values import AND, MATCHED, Given
+
+    count, _, names = report["outliers"].rpartition(" ")
+    if names == "none":
+        return f"none; {report['method']} does not train with any"
+    own = str(Given())
+    kinds = [name for name in names.split(AND) if name not in (own, MATCHED)]
+    sorts = [f"{what} of {outliers}"] if count else []
+    sorts += ["the same as sharp as yours"] if MATCHED in names.split(AND) else []
+    sorts += [f"{', '.join(kinds)}, made from yours anew in every epoch"] if kinds else []
+    return f"{report['outliers_shown']:,}: {'; '.join(sorts)}"

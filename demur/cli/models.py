@@ -12,7 +12,16 @@ import typer
 from demur.cli.fitted import describe_fit
 from demur.cli.outputs import Overwrite, check_file, check_folder
 from demur.cli.progress import counting, progress
-from demur.cli.shared import Data, DeviceName, Seed, features_folder, make_console, open_store, parse_device
+from demur.cli.shared import (
+    Data,
+    DeviceName,
+    Seed,
+    features_folder,
+    make_console,
+    open_store,
+    parse_device,
+    parse_size,
+)
 from demur.cli.training import join_processes, own_gpu, resume_training
 
 if TYPE_CHECKING:
@@ -73,7 +82,7 @@ def fit(
         _check_new_model(out, checkpoint)
         if not 0 < coverage < 1:
             raise ValueError(f"coverage {coverage} is not between 0 and 1; it is a fraction of the inliers")
-        shape = _size(size)
+        shape = parse_size(size)
 
         from demur.classifier import Classifier
         from demur.classifier.backbones import resolve_backbone
@@ -314,15 +323,6 @@ def _model_names(models: Sequence[Path]) -> dict[str, Path]:
     if len(named) < len(models):
         raise ValueError("a model is given twice; give each once")
     return named
-
-
-def _size(named: str | None) -> tuple[int, int] | None:
-    if named is None:
-        return None
-    height, _, width = named.lower().partition("x")
-    if not (height.isdecimal() and (width or height).isdecimal()) or min(int(height), int(width or height)) < 4:
-        raise ValueError(f"size {named!r} is not that of an image; give 32, or 32x48 for height and width")
-    return int(height), int(width or height)
 
 
 def _usual_epochs(kind: str, x: "X") -> int:

@@ -10,7 +10,7 @@ from typing import Annotated, cast
 import typer
 
 import demur
-from demur.cli import bench, data, models, results, serving, studies
+from demur.cli import bench, data, models, outliers, results, serving, studies
 from demur.cli.training import is_spokesman
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.add_typer(studies.app)
 app.add_typer(results.app)
 app.add_typer(bench.app)
 app.add_typer(models.app)
+app.add_typer(outliers.app)
 app.add_typer(serving.app)
 app.add_typer(data.app, name="data")
 

@@ -82,3 +82,12 @@ def parse_device(name: str) -> str:
     except (RuntimeError, AssertionError, NotImplementedError):
         raise ValueError(f"device {name!r} is not available here; try cpu or auto") from None
     return name
+
+
+def parse_size(named: str | None) -> tuple[int, int] | None:
+    if named is None:
+        return None
+    height, _, width = named.lower().partition("x")
+    if not (height.isdecimal() and (width or height).isdecimal()) or min(int(height), int(width or height)) < 4:
+        raise ValueError(f"size {named!r} is not that of an image; give 32, or 32x48 for height and width")
+    return int(height), int(width or height)

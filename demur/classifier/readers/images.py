@@ -5,6 +5,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -53,16 +54,35 @@ def image_batches(
     """Images, each a path or a function that opens it, some at a time."""
     count = max(1, min(BATCH, PIXELS // math.prod(shape)))
     for start in range(0, len(files), count):
-        part, pixels, wrong = slice(start, start + count), [], {}
-        for place, file in enumerate(files[part]):
-            try:
-                pixels.append(read_image(file, shape, names[start + place]))
-            except ValueError as error:
-                if not tolerant:
-                    raise
-                wrong[place] = str(error)
+        part = slice(start, start + count)
+        found = decode(files[part], shape, names[part])
+        wrong = {place: str(error) for place, error in enumerate(found) if isinstance(error, ValueError)}
+        if wrong and not tolerant:
+            raise next(error for error in found if isinstance(error, ValueError))
+        pixels = [image for image in found if isinstance(image, np.ndarray)]
         x = np.stack(pixels) if pixels else np.empty((0, *shape), np.uint8)
         yield Batch(list(names[part]), x, None if labels is None else list(labels[part]), wrong)
+
+
+def decode(
+    files: Sequence[Path | Callable[[], BinaryIO]], shape: Shape, names: Sequence[str | None]
+) -> list[np.ndarray | ValueError]:
+    """Each image, or why it cannot be read; in threads, since Pillow lets others run while it decodes."""
+
+    def one(file: Path | Callable[[], BinaryIO], name: str | None) -> np.ndarray | ValueError:
+        try:
+            return read_image(file, shape, name)
+        except ValueError as error:
+            return error
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
+        return list(threads.map(one, files, names))
+
+
+def read_images(files: Sequence[Path], shape: Shape) -> np.ndarray:
+    """Some images (N, channels, height, width), all of which must be readable."""
+    batches = image_batches([str(file) for file in files], files, shape, tolerant=False)
+    return np.concatenate([np.asarray(batch.x) for batch in batches])
 
 
 def printable(name: str) -> str:
