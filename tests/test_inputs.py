@@ -4,6 +4,7 @@ import json
 import os
 import re
 import struct
+import threading
 import zlib
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import pytest
 import torch
 from PIL import Image
 
-from demur.classifier.readers import BATCH, LARGEST, open_inputs, read_outliers
+from demur.classifier.readers import BATCH, LARGEST, images, open_inputs, read_outliers
+from demur.classifier.readers.images import read_image
 from demur.classifier.readers.text_files import BLOCK
 from demur.data.store import Store
 from demur.tasks.images import fit_images
@@ -320,6 +322,74 @@ def test_what_is_transparent_shows_white(tmp_path, mode, channels):
     half = round(40 * 128 / 255 + 255 * 127 / 255)
     expected = np.broadcast_to([40, 40, 255, half], (1, channels, 4, 4))
     np.testing.assert_allclose(read, expected, atol=2)
+
+
+@pytest.mark.parametrize(
+    ("mode", "name"), [("1", "x.png"), ("L", "x.jpg"), ("LA", "x.png"), ("P", "x.gif"), ("RGB", "x.jpg")]
+)
+def test_grey_and_colour_are_read_as_pillow_converts_them(tmp_path, mode, name):
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)).convert(mode)
+    image.save(tmp_path / name)
+    with Image.open(tmp_path / name) as saved:
+        expected = np.asarray(saved.convert("RGB")).transpose(2, 0, 1)
+    np.testing.assert_array_equal(open_inputs(tmp_path / name, channels=3).gather().x[0], expected)
+
+
+@pytest.mark.parametrize("name", ["x.jpg", "x.tiff"])
+def test_colours_for_print_are_read_as_colours(tmp_path, name):
+    """CMYK: no ink is white, and a lot of cyan has no red."""
+    inks = np.zeros((8, 8, 4), np.uint8)
+    inks[:, 4:, 0] = 255
+    Image.fromarray(inks, "CMYK").save(tmp_path / name)
+    given = open_inputs(tmp_path / name)
+    red, green, blue = given.gather().x[0].astype(int)
+    assert given.shape == (3, 8, 8)
+    assert min(red[:, :3].min(), green.min(), blue.min()) > 245
+    assert red[:, 5:].max() < 10
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_grey_of_more_than_8_bits_is_refused_by_name(tmp_path, mode):
+    Image.fromarray(np.full((8, 8), 40_000, {"I;16": np.uint16, "I": np.int32, "F": np.float32}[mode])).save(
+        tmp_path / "x.tiff"
+    )
+    with pytest.raises(ValueError, match=rf"x\.tiff .*\(its pixels are (16-bit )?{mode}, not 8-bit"):
+        open_inputs(tmp_path / "x.tiff")
+
+
+def test_images_decoded_together_keep_their_order_and_the_first_that_is_damaged_is_named(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 3, 16, 16), dtype=np.uint8)
+    pixels[::2, :, :4] = 0  # which decode faster
+    for number, image in enumerate(pixels):
+        Image.fromarray(image.transpose(1, 2, 0)).resize((16 + 400 * (number % 3), 16)).save(
+            tmp_path / f"{number:02d}.png"
+        )
+    shape = (3, 16, 16)
+    files = sorted(tmp_path.iterdir())
+    one_by_one = np.stack([read_image(file, shape) for file in files])
+    np.testing.assert_array_equal(open_inputs(tmp_path, size=(16, 16)).gather().x, one_by_one)
+    for number in (50, 7, 31):
+        files[number].write_bytes(files[number].read_bytes()[:60])
+    with pytest.raises(ValueError, match=r"07\.png cannot be read as an image"):
+        open_inputs(tmp_path, size=(16, 16), channels=3).gather()
+    (batch,) = open_inputs(tmp_path, size=(16, 16), channels=3, tolerant=True).batches
+    assert [batch.names[place] for place in batch.wrong] == ["07.png", "31.png", "50.png"]
+    np.testing.assert_array_equal(batch.x, np.delete(one_by_one, [7, 31, 50], axis=0))
+
+
+def test_images_are_decoded_by_several_threads(tmp_path, monkeypatch):
+    seen = set()
+    together = threading.Barrier(2, timeout=20)
+
+    def reading_together(file, shape, name=None):
+        together.wait()  # nobody gets past it alone
+        seen.add(threading.get_ident())
+        return np.zeros(shape, np.uint8)
+
+    monkeypatch.setattr(images, "read_image", reading_together)
+    monkeypatch.setattr(images.os, "cpu_count", lambda: 2)
+    images.decode([tmp_path] * 8, (3, 4, 4), ["x"] * 8)
+    assert len(seen) == 2
 
 
 def test_a_tsv_of_one_column_may_have_commas(tmp_path):
