@@ -3,6 +3,8 @@
 import ast
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -128,3 +130,20 @@ def test_the_figure_of_which_method_is_that_of_its_table(tmp_path: Path):
     axes = drawn["draw"](rows).axes[0]
     shown = sorted(x for dots in axes.collections for x, _ in dots.get_offsets())
     assert shown == sorted(value for values in rows.values() for value in values.values())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_parts_of_ones_own_are_used_as_the_page_says(tmp_path: Path):
+    page = (DOCS / "how-to" / "extend.md").read_text("utf-8")
+    mine, grid = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "mine.py").write_text(mine, "utf-8")
+    (tmp_path / "grid.py").write_text(grid.replace("epochs=20", "epochs=1").replace("seeds=3", "seeds=1"), "utf-8")
+    commands = re.findall(r"^demur run .*", page, re.MULTILINE)
+    study = re.findall(r"`(demur study grid.py [^`]*)`", page)
+    assert (len(commands), len(study)) == (2, 1)
+    for command in [*(f"{one} --epochs 1" for one in commands), f"{study[0]} --jobs 1"]:
+        done = subprocess.run(
+            [sys.executable, "-m", *command.split()], cwd=tmp_path, capture_output=True, encoding="utf-8"
+        )
+        assert done.returncode == 0, done.stderr
+        assert "failed" not in done.stdout + done.stderr

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+import demur
 from demur.tasks import load
 
 
@@ -70,3 +71,10 @@ def test_limit_keeps_so_many_inputs():
 def test_nonsense_is_refused(arguments, says):
     with pytest.raises(ValueError, match=says):
         load(**arguments)
+
+
+@pytest.mark.parametrize("classes", [2, "cat"])
+def test_classes_that_are_no_names_are_refused_in_a_sentence(classes):
+    split = demur.Split(torch.zeros(4, 2), torch.arange(4) % 2)
+    with pytest.raises(ValueError, match=f"classes {classes!r} of task 'mine' are no names; give a tuple"):
+        demur.Task("mine", classes, demur.TrainingData(split), demur.TestData(split, {}))

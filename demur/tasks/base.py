@@ -43,6 +43,8 @@ class Task:
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if isinstance(self.classes, str | int):
+            raise ValueError(f"classes {self.classes!r} of task {self.name!r} are no names; give a tuple of them")
         splits = {"train": self.training.train, "validation": self.training.validation, "test": self.testing.test}
         for name, split in splits.items():
             if split is not None:
