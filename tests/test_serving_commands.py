@@ -149,12 +149,12 @@ def test_the_folder_of_inputs_is_bounded_and_only_its_own_files_are_removed(tmp_
     (tmp_path / "mine.json").write_text("{}")
     keeper = Keeper(tmp_path, most=5)
     for number in range(12):
-        keeper.keep("m", [f"text {number}", "accepted"], [answer("unknown"), answer("cat")])
+        keeper.keep("m", "texts", [f"text {number}", "accepted"], [answer("unknown"), answer("cat")])
     kept = sorted(tmp_path.glob("abstained-*.json"))
     assert [json.loads(file.read_text())["input"] for file in kept] == [f"text {number}" for number in range(7, 12)]
     assert (tmp_path / "mine.json").exists()
     again = Keeper(tmp_path, most=3)
-    again.keep("m", [b"bytes"], [answer("unsure")])
+    again.keep("m", "images", [b"bytes"], [answer("unsure")])
     assert len(list(tmp_path.glob("abstained-*.json"))) == 3
     assert json.loads(max(tmp_path.glob("abstained-*.json")).read_text())["input"] == {"image": "Ynl0ZXM="}
 

@@ -15,7 +15,7 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from demur.classifier import keeping, kinds, sharing
+from demur.classifier import continuing, keeping, kinds, sharing
 from demur.classifier.abstaining import fit_score, resolve_score
 from demur.classifier.augmentation import augmentation
 from demur.classifier.backbones import Backbone, resolve_backbone, suggest_backbone
@@ -86,6 +86,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
     :param epochs: None, as for `batch_size` and `lr`, is what goes with the kind and the amount of data.
     :param patience: training ends after so many epochs without a better likelihood of the validation data.
     :param time_limit: training ends after so many seconds, or such as "10m".
+    :param warm_start: whether a second `fit`, or one of a loaded model, goes on from the fitted weights, also for new
+        classes. Inputs are read as before, and those that were held out are held out again.
     :param validation: the fraction of inliers that is held out, at the least enough for the guarantee: half to tune a
         prior, half to calibrate the threshold.
     :param device: `auto` takes a GPU where there is one.
@@ -115,6 +117,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         lr: float | None = None,
         patience: int | str | None = "auto",
         time_limit: float | str | None = None,
+        warm_start: bool = False,
         validation: float = 0.1,
         device: str = "auto",
         random_state: int | np.random.RandomState | None = 0,
@@ -136,6 +139,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         self.lr = lr
         self.patience = patience
         self.time_limit = time_limit
+        self.warm_start = warm_start
         self.validation = validation
         self.device = device
         self.random_state = random_state
@@ -154,46 +158,67 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         makes them from X, by default or as `synthetic` says.
         """
         fresh = type(self)(**self.get_params(deep=False))
-        fresh._fit(X, y, outliers)
+        fresh._fit(X, y, outliers, self if self.warm_start and hasattr(self, "posterior_") else None)
         own = {name: value for name, value in vars(self).items() if not name.endswith("_")}
         # at once, and only now: who predicts meanwhile has the old model or the new
         self.__dict__ = own | {name: value for name, value in vars(fresh).items() if name.endswith("_")}
         return self
 
-    def _fit(self, X: Any, y: Any, outliers: Any) -> None:
+    def _fit(self, X: Any, y: Any, outliers: Any, before: "Classifier | None") -> None:
         started = perf_counter()
         check_parameters(self.get_params(deep=False))
         limit = parse_duration(self.time_limit)
         method = parse_method(self.method) if isinstance(self.method, str) else self.method
-        kind = kinds.kind_of(X) if self.kind == "auto" else self.kind
-        choose(kinds.KINDS, kind, "kind of data")
-        self.backbone_ = None if self.backbone is None else resolve_backbone(self.backbone, kind, self.tune)
-        inputs = self._validate(X, kind)
+        self.encoder_: Encoder | None = None
+        self.preprocessing_: kinds.Preprocessing
+        self.held_out_hashes_: continuing.Hashes | None
+        if before is None:
+            kind = kinds.kind_of(X) if self.kind == "auto" else self.kind
+            choose(kinds.KINDS, kind, "kind of data")
+            self.backbone_ = None if self.backbone is None else resolve_backbone(self.backbone, kind, self.tune)
+        else:
+            continuing.take_settings(self, before, X)
+            kind = self.preprocessing_.kind
+        inputs = self._validate(X, kind, fitting=before is None)
         self.classes_, indices = encode_labels(y, len(inputs))
         codes = torch.from_numpy(indices)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         gaps = find_gaps(inputs) if isinstance(inputs, pd.DataFrame) else None
-        train, tuning, calibration = split_rows(codes, self.validation, self.coverage, seed, self.by_class, gaps)
-        self.held_out_ = torch.cat([tuning, calibration]).numpy()
-        self.preprocessing_ = (
-            self.backbone_.inputs if self.backbone_ else kinds.learn_preprocessing(kinds.take_rows(inputs, train), kind)
+        split = None if before is None else continuing.split_rows_again(inputs, codes, self, before, seed)
+        train, tuning, calibration = split or split_rows(
+            codes, self.validation, self.coverage, seed, self.by_class, gaps
         )
+        self.held_out_ = torch.cat([tuning, calibration]).numpy()
+        if before is None:
+            rows = kinds.take_rows(inputs, train)
+            self.preprocessing_ = self.backbone_.inputs if self.backbone_ else kinds.learn_preprocessing(rows, kind)
         self.likelihood_ = method.likelihood(len(self.classes_))
 
-        def split(rows: Tensor) -> Split:
+        def read(rows: Tensor) -> Split:
             return Split(self.preprocessing_.read(kinds.take_rows(inputs, rows)), codes[rows])
 
         resampled = balance_rows(train, codes) if self.balance else train
-        inside, tuned, calibrating = split(resampled), split(tuning), split(calibration)
-        name, source, unseen = gather_outliers(self, outliers, inside.x, tuned.x, seed)
-        self.encoder_: Encoder | None = None
+        inside, tuned, calibrating = read(resampled), read(tuning), read(calibration)
+        known = before.held_out_hashes_ if before is not None else None
+        name, source, unseen = gather_outliers(self, outliers, inside.x, tuned.x, seed, known)
+        self.held_out_hashes_ = continuing.hash_held_out(tuned.x, calibrating.x, None if outliers is None else unseen)
         if self.backbone_ and self.tune == "head":
             self.encoder_, (inside, tuned, calibrating), source, unseen = as_features(
-                self.backbone_, (inside, tuned, calibrating), source, unseen, device_of(self.device), self.cache
+                self.backbone_,
+                (inside, tuned, calibrating),
+                source,
+                unseen,
+                device_of(self.device),
+                self.cache,
+                self.encoder_,
             )
         augment = augmentation(self.augment, kind, inside.x.shape, frozen=self.encoder_ is not None)
         data = TrainingData(inside, tuned, source, augment)
-        self.network_, self.wraps_logits_ = self._network(inside.x[:2])
+        if before is None:
+            self.network_, self.wraps_logits_ = self._network(inside.x[:2])
+            starting, told = self.network_, None
+        else:
+            starting, told = continuing.continue_network(self, before, inside.x[:2])
         recipe = watch_recipe(resolve_recipe(self, len(train), seed), self.patience, data)
         inference = resolve_inference(
             method,
@@ -206,7 +231,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         here = data.to(device_of(self.device))
         self.posterior_, curves = fit_within_limit(
             inference,
-            self.network_,
+            starting,
             self.likelihood_,
             here,
             recipe,
@@ -220,6 +245,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         self.calibration_: Calibration | None = calibration_of(to_calibrate, calibrating.y, self.decision_)
         self.report_: dict[str, Any] = {
             "method": method.name,
+            **({"continued": told} if told else {}),
             **({"backbone": self.backbone_.name, "tune": self.tune} if self.backbone_ else {}),
             "trained": len(train),
             "tuned": len(tuning),

@@ -112,26 +112,30 @@ def as_features(
     unseen: Tensor | None,
     device: torch.device,
     cache: str | Path | None,
+    encoder: Encoder | None = None,
 ) -> tuple[Encoder, list[Split], OutlierSource | None, Tensor | None]:
     """What a fit sees as features, scaled by the first of the splits; of outliers no more than are worth their time.
 
-    The head of an adopted network is trained already, and takes them as they are.
+    The head of an adopted network is trained already, and takes them as they are. A network that was fitted to what
+    an `encoder` gives goes on with that.
     """
     folder = None if cache is None else Path(cache)
-    first = compute_features(backbone.trunk, splits[0].x, device, folder)
+    first = compute_features(backbone.trunk if encoder is None else encoder.trunk, splits[0].x, device, folder)
     width = first.shape[1]
-    scaling = Scaling.of(first) if backbone.head is None else Scaling((0.0,) * width, (1.0,) * width)
-    encoder = Encoder(backbone.trunk, scaling)
+    if encoder is None:
+        scaling = Scaling.of(first) if backbone.head is None else Scaling((0.0,) * width, (1.0,) * width)
+        encoder = Encoder(backbone.trunk, scaling)
+    final = encoder
 
     def encoded(x: Tensor) -> Tensor:
-        return scaling(first) if x is splits[0].x else encoder(x, device, folder)
+        return final.scaling(first) if x is splits[0].x else final(x, device, folder)
 
     if source is not None:
         pool = source.epoch(generator_for("features"))
         some = torch.randperm(len(pool), generator=generator_for("features"))[: max(FEWEST, len(splits[0]))]
         source = Fixed(encoded(pool[some]))
     return (
-        encoder,
+        final,
         [Split(encoded(split.x), split.y) for split in splits],
         source,
         None if unseen is None else encoded(unseen),

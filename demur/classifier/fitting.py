@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from demur.classifier.continuing import Hashes, find_rows, hash_rows
 from demur.classifier.decision import Decision, least_count
 from demur.inference import Inference, KroneckerLaplace, Laplace
 from demur.methods import Method
@@ -65,8 +66,16 @@ def split_rows(
     return train, held_out[calibration:], held_out[:calibration]
 
 
-def split_outliers(outliers: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor | None]:
-    """Outliers to train with, and some to measure with; None of the latter where there are few."""
+def split_outliers(
+    outliers: Tensor, fraction: float, seed: int, known: Hashes | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Outliers to train with, and some to measure with; None of the latter where there are few.
+
+    Those that a fit before this held out, which are `known`, are held out again.
+    """
+    again = find_rows(hash_rows(outliers), known["outliers"]) if known and known["outliers"] else None
+    if again is not None and again.any() and not again.all():
+        return outliers[~again], outliers[again]
     if len(outliers) < FEWEST:
         return outliers, None
     count = min(UNSEEN, math.ceil(fraction * len(outliers)))
@@ -75,9 +84,12 @@ def split_outliers(outliers: Tensor, fraction: float, seed: int) -> tuple[Tensor
 
 
 def gather_outliers(
-    model: "Classifier", outliers: Any, inliers: Tensor, held_out: Tensor, seed: int
+    model: "Classifier", outliers: Any, inliers: Tensor, held_out: Tensor, seed: int, known: Hashes | None = None
 ) -> tuple[str, OutlierSource | None, Tensor | None]:
-    """Training outliers by name and source, and held-out ones of the same sort to measure abstention on."""
+    """Training outliers by name and source, and held-out ones of the same sort to measure abstention on.
+
+    `known` is what a fit before this held out.
+    """
     synthetic = parse(model.synthetic) if isinstance(model.synthetic, str) else model.synthetic
     if model.likelihood_.outside is None:
         if outliers is not None or synthetic is not None:
@@ -109,7 +121,7 @@ def gather_outliers(
         held_out_source = build(shown, kind, held_out, groups=groups)
         return str(shown), source, held_out_source.epoch(generator_for("unseen outliers", seed))
     given = model.inputs(outliers, "outliers")
-    trained, unseen = split_outliers(given, model.validation, seed)
+    trained, unseen = split_outliers(given, model.validation, seed, known)
     shown = mix(given_ones(), *(leaves(synthetic) if synthetic else ()), *unseen_too)
     if kind == "images" and not any(isinstance(leaf, SpectrumMatched) for leaf in leaves(shown)):
         warn_if_sharpness_tells(inliers, trained)

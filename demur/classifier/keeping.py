@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from demur.classifier.abstaining import read_fitted, restore_score
 from demur.classifier.backbones import Backbone
 from demur.classifier.builders import describe_network
 from demur.classifier.conformal import calibration_from_json
+from demur.classifier.continuing import hashes_from_json
 from demur.classifier.model_file import SCORE, read_model, write_model
 from demur.classifier.parameters import device_of
 from demur.classifier.saved import (
@@ -42,7 +43,7 @@ def save(model: "Classifier", path: str | Path) -> None:
     write_model(
         path,
         {
-            "parameters": parameters_to_json(model.get_params() | {"method": model.report_["method"], "cache": None}),
+            "parameters": parameters_to_json(_parameters(model)),
             "classes": labels_to_json(model.classes_),
             "columns": [str(name) for name in getattr(model, "feature_names_in_", [])],
             "likelihood": likelihood_to_json(model.likelihood_),
@@ -52,6 +53,7 @@ def save(model: "Classifier", path: str | Path) -> None:
             "wraps_logits": model.wraps_logits_,
             "decision": asdict(model.decision_),
             "calibration": model.calibration_ and asdict(model.calibration_),
+            "held_out": model.held_out_hashes_,
             "report": model.report_,
             "versions": {"demur": demur.__version__, "torch": torch.__version__},
         },
@@ -59,6 +61,12 @@ def save(model: "Classifier", path: str | Path) -> None:
         None if model.encoder_ is None else state_of(model.encoder_.trunk),
         model.fitted_scores_.get(model.decision_.score),
     )
+
+
+def _parameters(model: "Classifier") -> dict[str, Any]:
+    """Of the fit; whether the next one is to go on from it is not a file's to say."""
+    given = model.get_params() | {"method": model.report_["method"], "cache": None}
+    return {name: value for name, value in given.items() if name != "warm_start"}
 
 
 def load(
@@ -94,6 +102,7 @@ def load(
         score = restore_score(model.decision_.score, abstain_by)
         model.abstain_by = model.abstain_by and score.name
         model.calibration_ = calibration_from_json(saved, model.decision_, len(model.classes_))
+        model.held_out_hashes_ = hashes_from_json(saved.get("held_out"))
         model.report_ = with_current_names(saved["report"])
         check_types(model.preprocessing_, model.decision_, *filter(None, [model.calibration_]))
         named = len(model.classes_), len(saved["columns"]) or columns

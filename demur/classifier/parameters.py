@@ -25,7 +25,7 @@ def check_parameters(given: Mapping[str, Any]) -> None:
         raise ValueError(f"synthetic {synthetic!r} is neither a name nor a value of demur.outliers.values; give one")
     if not isinstance(given["abstain_by"], str | None):
         raise ValueError(f"abstain_by {given['abstain_by']!r:.60} is no name of a score; give one, such as 'energy'")
-    for name in ("by_class", "balance"):
+    for name in ("by_class", "balance", "warm_start"):
         if not isinstance(given[name], bool | np.bool_):
             raise ValueError(f"{name} {given[name]!r} is neither True nor False")
     for name in ("coverage", "validation"):

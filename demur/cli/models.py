@@ -5,10 +5,11 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from demur.cli import continuing
 from demur.cli.fitted import describe_fit
 from demur.cli.outputs import Overwrite, check_file, check_folder
 from demur.cli.progress import counting, progress
@@ -37,6 +38,7 @@ LabelColumn = Annotated[str | None, typer.Option(help="The label's column; else 
 
 @app.command()
 def fit(
+    context: typer.Context,
     inputs: Annotated[
         Path,
         typer.Argument(metavar="DATA", help="A folder of class folders of images, a csv, parquet, jsonl or npz file."),
@@ -69,6 +71,12 @@ def fit(
         bool, typer.Option("--balance", help="Train with rare classes as often as with others.")
     ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A fifth of the usual epochs, for a first look.")] = False,
+    before: Annotated[
+        Path | None, typer.Option("--from", help="Go on from this model: its weights, and its settings unless given.")
+    ] = None,
+    reviewed: Annotated[
+        Path | None, typer.Option(help="What `demur review` labelled, beside DATA; with --from.")
+    ] = None,
     checkpoint: Annotated[
         Path | None,
         typer.Option(help="Folder to keep unfinished training in; the same command goes on from it, and removes it."),
@@ -80,6 +88,7 @@ def fit(
     """Fit a classifier that abstains where it does not know, to your own data."""
     with join_processes():
         _check_new_model(out, checkpoint)
+        continuing.check_continuing(context, before, reviewed, out)
         if not 0 < coverage < 1:
             raise ValueError(f"coverage {coverage} is not between 0 and 1; it is a fraction of the inliers")
         shape = parse_size(size)
@@ -97,11 +106,19 @@ def fit(
         if backbone is not None and size is not None:
             raise ValueError(f"size {size!r} is the backbone's to say; leave out one of --size and --backbone")
         parse_duration(time_limit)
-        networks = networks_in(parse_method(method).inference)
         place, console = own_gpu(parse_device(device)), make_console()
-        with resume_training(checkpoint), progress(console, f"reading {inputs.name}", networks) as describe:
+        old = None if before is None else continuing.load_before(before, place)
+        if old is not None and not continuing.is_given(context, "method"):
+            method = str(old.method)
+        networks = networks_in(parse_method(method).inference)
+        with (
+            resume_training(checkpoint, continuing.weights_of(old)),
+            progress(console, f"reading {inputs.name}", networks) as describe,
+        ):
             pretrained = None if backbone is None else resolve_backbone(backbone, None, tune)
-            if pretrained is not None and isinstance(pretrained.inputs, Images):
+            if old is not None:
+                given = _open_for(old, inputs, labelled=True, label=label)
+            elif pretrained is not None and isinstance(pretrained.inputs, Images):
                 channels, *taken = pretrained.inputs.shape
                 given = open_inputs(inputs, labelled=True, label=label, size=(taken[0], taken[1]), channels=channels)
             else:
@@ -115,33 +132,50 @@ def fit(
             shown = None if outliers is None else read_outliers(outliers, given, inliers.x, lambda: open_store(data))
             describe(f"{inputs.name} {method}")
             if quick and epochs is None:
-                usual = pretrained.recipe(tune, len(inliers.names)).epochs if pretrained else None
+                backbone_there = pretrained if old is None else old.backbone_
+                usual = (
+                    backbone_there.recipe(old.tune if old else tune, len(inliers.names)).epochs
+                    if backbone_there
+                    else None
+                )
                 epochs = max(1, (usual or _usual_epochs(given.kind, inliers.x)) // 5)
             if isinstance(shown, str):  # made from DATA: a name
                 synthetic, shown = f"{shown}+{synthetic}" if synthetic else shown, None
-            classifier = Classifier(
-                method,
-                backbone=pretrained,
-                tune=tune,
-                cache=None if pretrained is None or tune != "head" else features_folder(),
-                synthetic=synthetic,
-                augment=augment,
-                balance=balance,
-                coverage=coverage,
-                abstain_by=abstain_by,
-                epochs=epochs,
-                time_limit=time_limit,
-                device=place,
-                random_state=seed,
+            x, y, said = inliers.x, inliers.y, dict[str, str]()
+            if old is not None and before is not None:
+                if outliers is None:
+                    continuing.tell_of_outliers(old, before)
+                if reviewed is not None:
+                    real = shown
+                    x, y, shown, said["reviewed"] = continuing.add_reviewed(old, before, reviewed, inliers, real)
+                    if real is None and shown is not None:
+                        synthetic = continuing.beside_junk(old, synthetic)
+            settings: dict[str, Any] = {
+                "method": method,
+                "synthetic": synthetic,
+                "augment": augment,
+                "balance": balance,
+                "coverage": coverage,
+                "abstain_by": abstain_by,
+                "epochs": epochs,
+                "time_limit": time_limit,
+                "random_state": seed,
+            }
+            frozen = old.encoder_ is not None if old is not None else pretrained is not None and tune == "head"
+            cache = features_folder() if frozen else None
+            classifier = (
+                Classifier(backbone=pretrained, tune=tune, cache=cache, device=place, **settings)
+                if old is None
+                else continuing.with_settings(old, context, settings).set_params(cache=cache)
             )
             title = f"{inputs.name} {method}"
             with observe_features(
                 lambda done, total: describe(f"{title}: features {done:,}/{total:,}" if done < total else title)
             ):
-                classifier.fit(inliers.x, inliers.y, shown)
+                classifier.fit(x, y, shown)
             if is_first():
                 classifier.save(out)
-        for name, value in describe_fit(classifier, given, len(inliers.names), outliers).items():
+        for name, value in (describe_fit(classifier, given, len(y or ()), outliers) | said).items():
             print(f"{name:<9} {value}")
         print(f"wrote {out}")
 

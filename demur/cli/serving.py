@@ -1,4 +1,4 @@
-"""Commands for a model in use: serve, monitor, calibrate."""
+"""Commands for a model in use: serve, monitor, calibrate, review."""
 
 import signal
 import sys
@@ -55,13 +55,7 @@ def serve(
     Models are loaded anew when their files change, or on SIGHUP. Ctrl-C finishes what was accepted.
     """
     _check_engine(engine, replicas, address)
-    try:
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import python_multipart  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ValueError(f"serving needs {error.name}, which is not installed; {EXTRA}") from None
+    _check_installed()
     import torch
 
     from demur.serving.app import Settings, create_app
@@ -93,6 +87,16 @@ def serve(
         log_json_lines()
         _tell(named, "", host, listening.getsockname()[1], settings)
         run(web, server, listening)
+
+
+def _check_installed() -> None:
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import python_multipart  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ValueError(f"serving needs {error.name}, which is not installed; {EXTRA}") from None
 
 
 def _check_engine(engine: str, replicas: int | None, address: str | None) -> None:
@@ -214,3 +218,31 @@ def calibrate(
     for name, text in change.lines():
         print(f"{name:<9} {text}")
     print(f"wrote {out}")
+
+
+@app.command()
+def review(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `demur serve --keep-inputs` named.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8001,
+) -> None:
+    """Label abstained inputs in a page: a known class, a new one, or junk; then `demur fit --from MODEL` learns them.
+
+    The page is served on this machine alone. Each label is a file beside its input; Ctrl-C ends.
+    """
+    _check_installed()
+    import secrets
+
+    from demur.serving.review import Review
+    from demur.serving.review_page import create_review
+    from demur.serving.running import bound, run_plain
+
+    inputs, token = Review(folder), secrets.token_urlsafe(16)
+    with bound(LOCAL[0], port) as listening:
+        at = f"http://{LOCAL[0]}:{listening.getsockname()[1]}/#{token}"
+        print(f"{inputs.counts()['waiting']:,} of {len(inputs.ids()):,} inputs wait at {at}", flush=True)
+        try:
+            run_plain(create_review(inputs, token), listening)
+        finally:
+            found = inputs.counts()
+            kinds = f"{found['known']:,} of known classes, {found['new']:,} of new ones, {found['junk']:,} junk"
+            print(f"reviewed  {kinds}; {found['waiting']:,} wait")

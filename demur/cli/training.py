@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def resume_training(checkpoint: Path | None) -> Iterator[None]:
-    """Keep training that is stopped inside the block, if it may be kept, and say so; forget it after the block."""
+def resume_training(checkpoint: Path | None, made_with: str = "") -> Iterator[None]:
+    """Keep training that is stopped inside the block, if it may be kept, and say so; forget it after the block.
+
+    `made_with` is what else must be the same to go on with it.
+    """
     from demur.checkpoint import checkpointed, epochs_in
     from demur.distributed import is_first
 
@@ -30,7 +33,7 @@ def resume_training(checkpoint: Path | None) -> Iterator[None]:
     checkpoint.mkdir(parents=True, exist_ok=True)
     used: set[Path] = set()
     try:
-        with checkpointed(checkpoint) as place:
+        with checkpointed(checkpoint, made_with) as place:
             used = place.used
             yield
     except KeyboardInterrupt:

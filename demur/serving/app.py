@@ -83,7 +83,7 @@ class Server:
         sorts = Counter(answer.sort for answer in found)
         request.state.told |= {"version": loaded.version, "inputs": len(found), "decisions": dict(sorts)}
         if self.keeper is not None and values is not None:
-            await asyncio.to_thread(self.keeper.keep, hosted.name, values, found)
+            await asyncio.to_thread(self.keeper.keep, hosted.name, loaded.model.preprocessing_.kind, values, found)
         return loaded, found
 
     async def watch(self) -> None:
@@ -128,7 +128,7 @@ def create_app(models: Mapping[str, Path], settings: Settings | None = None) -> 
     _add_plain(app, server)
     protocol.add(app, server)
     _add_pages(app, server)
-    _add_refusals(app)
+    add_refusals(app)
     return Guard(app, settings.limits, settings.token, server.instruments), server
 
 
@@ -184,7 +184,7 @@ def described(hosted: Hosted) -> dict[str, Any]:
 def _add_pages(app: FastAPI, server: Server) -> None:
     @app.get("/", include_in_schema=False)
     async def root() -> HTMLResponse:
-        return HTMLResponse(page.html(), headers=page.HEADERS)
+        return HTMLResponse(page.html("page"), headers=page.HEADERS)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
@@ -199,7 +199,7 @@ def _add_pages(app: FastAPI, server: Server) -> None:
         return Response(server.instruments.page(state), media_type="text/plain; version=0.0.4")
 
 
-def _add_refusals(app: FastAPI) -> None:
+def add_refusals(app: FastAPI) -> None:
     @app.exception_handler(ValueError)  # also Refused: of readers, kinds and classifiers, one sentence
     async def refused(request: Request, error: ValueError) -> JSONResponse:
         return error_response(str(error), getattr(error, "status", 422))

@@ -1,6 +1,7 @@
 """Abstained inputs in a folder, for somebody to look at: at most so many, the oldest make room, off unless asked for.
 
-Each is one JSON file whose `input` can be sent again as it is. A disk that is full costs the sample, never an answer.
+Each is one JSON file whose `input` can be sent again as it is; `demur review` labels them. A disk that is full costs
+the sample, never an answer.
 """
 
 import base64
@@ -19,6 +20,7 @@ from demur.serving.answers import Answer
 log = logging.getLogger(__name__)
 
 PREFIX = "abstained-"  # only files that are called so are ever removed
+TOLD = ("decision", "label", "probabilities", "outlier_score")  # of an answer
 QUIET = 60.0  # seconds between two complaints
 
 
@@ -31,14 +33,15 @@ class Keeper:
         self._bytes = sum(size for _, size in self._files)
         self._lock, self._number, self._complained = threading.Lock(), 0, -QUIET
 
-    def keep(self, model: str, values: Sequence[Any], found: Sequence[Answer]) -> None:
-        """Those of a request that were abstained on; what cannot be written is left out, and said in the log."""
+    def keep(self, model: str, kind: str, values: Sequence[Any], found: Sequence[Answer]) -> None:
+        """Those of a request that were abstained on, inputs of that kind; what cannot be written is left out, and said
+        in the log."""
         with self._lock:
             for value, answer in zip(values, found, strict=True):
                 if not answer.abstained:
                     continue
                 try:
-                    self._write(model, value, answer)
+                    self._write(model, kind, value, answer)
                 except OSError as error:
                     if time.monotonic() - self._complained > QUIET:
                         self._complained = time.monotonic()
@@ -47,10 +50,10 @@ class Keeper:
                         )
                     return
 
-    def _write(self, model: str, value: Any, answer: Answer) -> None:
+    def _write(self, model: str, kind: str, value: Any, answer: Answer) -> None:
         given = {"image": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
-        told = {"decision": answer.decision, "label": answer.label, "outlier_score": answer.outlier_score}
-        text = json.dumps({"time": time.time(), "model": model, **told, "input": given})
+        told = {name: getattr(answer, name) for name in TOLD}
+        text = json.dumps({"time": time.time(), "model": model, "kind": kind, **told, "input": given})
         size = len(text.encode())
         if size > self._most_bytes:
             return

@@ -1,4 +1,4 @@
-"""The page at / and the list of addresses at /docs: each one file, which asks nobody but this server."""
+"""Pages: at / of a server, at /docs, and to review inputs; each in one piece, which asks nobody but its server."""
 
 from functools import cache
 from pathlib import Path
@@ -21,8 +21,10 @@ HEADERS = {
 
 
 @cache
-def html() -> str:
-    return (TEMPLATES / "page.html").read_text("utf-8")
+def html(name: str) -> str:
+    """The page of that name, with the style that all share."""
+    style = (TEMPLATES / "style.css").read_text("utf-8")
+    return (TEMPLATES / f"{name}.html").read_text("utf-8").replace("/* style.css */", style)
 
 
 def docs(schema: dict[str, Any]) -> str:

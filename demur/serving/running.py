@@ -79,6 +79,11 @@ def web_server(app: ASGIApp) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
+def run_plain(app: ASGIApp, listening: socket.socket) -> None:
+    """Serve an app without models until SIGINT or SIGTERM."""
+    asyncio.run(web_server(app).serve(sockets=[listening]))
+
+
 def run(app: ASGIApp, server: Server, listening: socket.socket) -> None:
     """Serve until SIGINT or SIGTERM, then finish what was accepted; SIGHUP loads the models anew."""
     asyncio.run(_run(web_server(app), server, listening))
