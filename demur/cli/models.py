@@ -149,7 +149,7 @@ def fit(
                     real = shown
                     x, y, shown, said["reviewed"] = continuing.add_reviewed(old, before, reviewed, inliers, real)
                     if real is None and shown is not None:
-                        synthetic = continuing.beside_junk(old, synthetic)
+                        outliers, synthetic = str(reviewed), continuing.beside_junk(old, synthetic)
             settings: dict[str, Any] = {
                 "method": method,
                 "synthetic": synthetic,
