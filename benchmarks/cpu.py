@@ -24,6 +24,8 @@ from torch.utils.data import DataLoader, Dataset
 import demur
 from benchmarks.frame import Conditions, Contestant, Reading, Row, Skipped, Target, timed
 from benchmarks.problems import COLOUR, GREY, NUM_CLASSES, images, random_task
+from demur.inference.fisher import diagonal_fisher
+from demur.inference.kronecker import kronecker_factors
 from demur.likelihoods import none_class
 from demur.metrics import Separation
 from demur.networks import as_input, lenet, wide_resnet
@@ -243,6 +245,24 @@ def worker(stack: ExitStack, python: str, network: str, contestant: str, count: 
     return turn
 
 
+def kronecker(network: str, count: int, conditions: Conditions, stack: ExitStack) -> dict[str, Contestant]:
+    """Both kinds of curvature by the same estimator: one backward pass of random signs."""
+    count = 4 if conditions.small else count
+    model, root = fresh(network).eval(), none_class(NUM_CLASSES).fisher_root
+    x, signs = as_input(images(count, NETWORKS[network][1])), torch.ones(count, NUM_CLASSES + 1)
+
+    def factors() -> None:
+        kronecker_factors(model, root, x, signs=signs)
+
+    def diagonal() -> None:
+        diagonal_fisher(model, root, x, signs=signs)
+
+    return {
+        "Kronecker factors": lambda: timed(factors, units=count),
+        "diagonal": lambda: timed(diagonal, units=count),
+    }
+
+
 # prediction --------------------------------------------------------------------------------------------------------
 
 
@@ -354,6 +374,16 @@ ROWS = (
         partial(fisher, "wrn", "demur sampled", ("CurvlinopsEF", "AsdlEF"), 128),
         (Target(1.8, "CurvlinopsEF"), Target(1.0, "CurvlinopsEF", "memory")),
         "an image",
+    ),
+    *(
+        Row(
+            f"kronecker-{short}",
+            f"Kronecker factors of {name}'s Fisher beside its diagonal, one backward pass",
+            partial(kronecker, short, count),
+            (),
+            "an image",
+        )
+        for short, name, count in (("lenet", "LeNet", 512), ("wrn", "WideResNet-16-4", 32))
     ),
     Row(
         "prediction-lenet",

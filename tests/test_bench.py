@@ -93,7 +93,9 @@ def test_rivals_compute_the_same(name):
     assert rivals <= set(outcome.seconds)
 
 
-@pytest.mark.parametrize("name", ["lenet-training", "head-lenet", "gpu-lenet-step", "gpu-smooth-noise"])
+@pytest.mark.parametrize(
+    "name", ["lenet-training", "head-lenet", "kronecker-lenet", "kronecker-wrn", "gpu-lenet-step", "gpu-smooth-noise"]
+)
 def test_rows_run(name):
     outcome = run_row(ROWS[name], SMALL)
     assert len(outcome.verdicts()) == len(ROWS[name].targets)
