@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from demur.cli import app
 from demur.outliers.spectrum import mean_power
 from demur.outliers.synthetic import SYNTHETIC
 from demur.paper.choice import SEEDS, Choice, OfSeed, candidates_in, choose_candidate, choose_for_all, rank
-from demur.paper.grid import CHOICE
+from demur.paper.grid import CHOICE, CHOICE_SCORES
+from demur.paper.measuring import values_of
 from demur.paper.published import MEAN, OOD_SETS
 from demur.paper.suite import COUNT, INLIERS, KINDS, SUITE, interlaced, overlaid, set_name, suite
 from demur.report.choice import choice_section, choice_tables
@@ -21,7 +24,7 @@ from demur.study.fits import Data
 from demur.study.grid import Cell
 from demur.study.measuring import TEST, Value
 from demur.study.records import Record
-from demur.study.table import Measured, cells_csv, read_tables, results_csv
+from demur.study.table import Measured, cells_csv, gather, read_tables, results_csv
 from demur.tasks import Split, Store
 from demur.tasks import load as load_task
 
@@ -265,6 +268,20 @@ def test_several_tasks_have_one_choice_and_their_own(cells: list[Measured]):
     )
     by_itself = text[text.index("By each task alone") :]
     assert "| svhn | `map+oe` by `energy`, trained with the usual outliers |" in by_itself
+
+
+def test_the_study_runs_and_its_table_is_made(tmp_path: Path):
+    """On digits, all there is of candidates from training to the ranks, by every score."""
+    runs = tmp_path / "runs"
+    options = "--task digits --method map --method la+nc --epochs 1 --limit 120 --seeds 1 --jobs 1 --device cpu"
+    done = CliRunner().invoke(app, ["study", "choice", *options.split(), "--runs", str(runs)])
+    assert done.exit_code == 0, done.output
+    (table,) = choice_tables(gather([runs], values_of))
+    assert table.name == "choice-digits-epochs1-limit120"
+    lines = {tuple(as_markdown(entry).strip("`") for entry in row[:3:2]) for row in table.rows}
+    assert lines >= {(method, score) for method in ("map", "la+nc") for score in (*CHOICE_SCORES, "max_prob")}
+    assert ("la+nc", "none_share") in lines
+    assert ("map", "none_share") not in lines
 
 
 # beside the field ---------------------------------------------------------------------------------------------------
