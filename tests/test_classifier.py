@@ -322,6 +322,8 @@ def test_texts_are_read_by_the_training_words():
     assert (model.predict(QUESTIONS) == y).mean() > 0.9
     assert (model.predict_proba(["Who IS that man?"]) == model.predict_proba(["who is that man"])).all()
     assert model.report_["laplace_over"] == "head"
+    with pytest.warns(UserWarning, match="real ones do better"):
+        assert model.set_params(method="la_kron+nc", epochs=1).fit(QUESTIONS, y).report_["laplace_over"] == "head"
     asked = replace(demur.parse_method("la+nc"), inference=demur.Laplace())
     with pytest.raises(ValueError, match="would take hours"), pytest.warns(UserWarning, match="real ones do better"):
         demur.Classifier(asked, epochs=1, device="cpu").fit(QUESTIONS, y)

@@ -346,6 +346,10 @@ def test_scores_that_a_study_kept_have_a_table_of_their_own(cells: list[Measured
     assert "Means of 1 or 2 training seeds" in mixed.notes
     in_order = ["map", "map, energy score", "map, vim score", "map, mine.own:score score"]
     assert [*entries(table, "accuracy")][:4] == in_order
+    again = replace(plain, cell=replace(plain.cell, seed=7))
+    table = named(tables([*kept, again, *others]), "scores-cifar10")
+    assert entries(table, "FPR95<br>svhn")["map, vim score"][0].split(" ")[0].strip("*") == "1.0"
+    assert "Post-hoc scores of map: training seed 0 only" in table.notes
 
 
 def test_the_best_of_each_group_is_no_collapsed_classifier(made: list[Sheet]):

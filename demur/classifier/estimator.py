@@ -35,7 +35,7 @@ from demur.classifier.labels import balance_rows, encode_labels
 from demur.classifier.limits import curve_to_json, fit_within_limit, parse_duration, watch_recipe
 from demur.classifier.parameters import check_parameters, device_of
 from demur.classifier.tables import find_gaps
-from demur.inference import Laplace
+from demur.inference import KroneckerLaplace, Laplace
 from demur.methods import Method, parse_method
 from demur.metrics import Array, Prediction
 from demur.names import choose
@@ -259,7 +259,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
             ),
             "prediction_sets": measure_sets(self.calibration_, self.classes_, self._average(tuned.x), tuned.y),
             **describe_prior(self.posterior_),
-            **({"laplace_over": inference.over} if isinstance(inference, Laplace) else {}),
+            **({"laplace_over": inference.over} if isinstance(inference, Laplace | KroneckerLaplace) else {}),
             "outliers": name,
             "outliers_shown": 0 if source is None else source.shape[0],
             "epochs": recipe.epochs,

@@ -189,7 +189,7 @@ def _fill(table: Wanted, kind: Kind, cells: Sequence[Measured], view: View) -> S
 
     def known(row: Row, column: Column) -> Known | None:
         at, metric = place(column.task, row.method, table.outliers), metric_name(column.metric, row.score)
-        # of a score that a study kept some seeds may have no values: the notes say of how many seeds means are
+        # a score may have been asked for of some seeds only; the notes say of which
         whole = row.score not in MEASURED or all(run.value(column.set, metric) for run in runs.get(at, {}).values())
         return view.look(at, column.set, metric) if whole else None
 
@@ -217,10 +217,25 @@ def _fill(table: Wanted, kind: Kind, cells: Sequence[Measured], view: View) -> S
     here = {
         at: runs[at] for row in table.rows for task in tasks if (at := place(task, row.method, table.outliers)) in runs
     }
-    notes = _notes(table, columns, [value for value in values.values() if value is not None], here)
+    notes = [
+        *_notes(table, columns, [value for value in values.values() if value is not None], here),
+        *_seeds_of_scores({row: value for (row, _), value in values.items() if value and row.score not in MEASURED}),
+    ]
     name = file_name(table.name, kind.slug)
     head = ["method", *_headings(columns)]
     return Sheet(head, rows, 1, f"{table.title}; {kind.title}", tuple(notes), name, ruled)
+
+
+def _seeds_of_scores(known: Mapping[Row, Known]) -> Iterator[Text]:
+    """The training seeds of which a score was kept, where these are few: no verdict on one network."""
+    methods: dict[str, dict[tuple[int, ...], None]] = {}
+    for row, value in known.items():
+        methods.setdefault(row.method, {})[tuple(value.by_seed)] = None
+    for method, seeds in methods.items():
+        for numbers in seeds:
+            if len(numbers) < 3:
+                several = "seeds" if len(numbers) > 1 else "seed"
+                yield f"Post-hoc scores of {method}: training {several} {', '.join(map(str, numbers))} only"
 
 
 def shown(known: Known | None) -> float | None:
