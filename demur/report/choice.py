@@ -38,7 +38,8 @@ def choice_tables(cells: Sequence[Measured]) -> list[Sheet]:
 
 def choice_section(cells: Sequence[Measured]) -> Section | None:
     """What is chosen and how it does; nothing where no candidate can be."""
-    validated = {task: of_task for kind, task, of_task in _validated(cells) if kind == FULL}
+    # digits are a trial
+    validated = {task: of_task for kind, task, of_task in _validated(cells) if kind == FULL and task in OOD_SETS}
     by_task = {task: candidates_in(of_task, task) for task, of_task in validated.items()}
     ranked = {task: rank(*of_task) for task, of_task in by_task.items()}
     chosen = {task: choice for task, each in ranked.items() if (choice := choose_candidate(each))}
