@@ -5,9 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from demur.metrics import Separation
@@ -45,6 +42,10 @@ def _detect(
     train: np.ndarray, train_outliers: np.ndarray, test: np.ndarray, test_outliers: Mapping[str, np.ndarray]
 ) -> tuple[Sharpness, ...]:
     """By a logistic regression that learns to tell outliers from `train`."""
+    from sklearn.linear_model import LogisticRegression  # here, since a prediction does without
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
     model.fit(np.concatenate([train, train_outliers]), np.repeat([0, 1], [len(train), len(train_outliers)]))
     inside = -model.decision_function(test)
