@@ -130,7 +130,7 @@ def huge_tensor(path: Path, rng: random.Random) -> None:
 
 
 def other_parts(path: Path, rng: random.Random) -> None:
-    other = path.parent / "whole" / rng.choice(["tables", "images", "texts"])
+    other = path.parent / "whole" / rng.choice(["tables", "mixed", "images", "texts"])
     name = rng.choice(PARTS)
     shutil.copy(other / name, path / name)
 
@@ -427,3 +427,6 @@ INPUT: dict[str, dict[str, Damage]] = {
     },
 }
 SPECIAL["classes.d"] = INPUT["classes.d"]
+SPECIAL["mixed.csv"] = SPECIAL["rows.csv"] | {
+    "odd names": cell("(unseen)", "(missing)", " Ulm ", "ulm", "\u0130", "True", "1.0", "2020-01-01", "x" * 100_000),
+}

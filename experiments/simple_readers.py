@@ -11,8 +11,11 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
+MIXED = ("size", "width", "town")  # columns of mixed.csv: numbers with gaps, numbers, names with gaps
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
 csv.field_size_limit(2**24)
+GAPS = {"", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "N/A", "NA", "NULL"}
+GAPS |= {"NaN", "n/a", "nan", "null"}
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
@@ -28,12 +31,12 @@ class Read:
     every_y: list[str] | None = None
 
 
-def read_simply(path: Path, taken: tuple[str, ...] | None = ("c0", "c1", "c2")) -> Read:
-    """`taken` are the columns of a csv; None for all but the label's."""
+def read_simply(path: Path, taken: tuple[str, ...] | None = ("c0", "c1", "c2"), mixed: bool = False) -> Read:
+    """`taken` are the columns of a csv; None for all but the label's. `mixed` is one with names and gaps, MIXED."""
     if path.is_dir():
         return read_images(path)
     if path.suffix == ".csv":
-        return read_csv(path, taken)
+        return read_csv(path, MIXED if taken and mixed else taken, mixed)
     return {".npz": read_npz, ".jsonl": read_lines, ".txt": read_lines}[path.suffix](path)
 
 
@@ -73,7 +76,7 @@ def read_npz(path: Path) -> Read:
     return Read(names, {name for name, ok in zip(names, right, strict=True) if not ok}, rows, y, y)
 
 
-def read_csv(path: Path, taken: tuple[str, ...] | None) -> Read:
+def read_csv(path: Path, taken: tuple[str, ...] | None, mixed: bool) -> Read:
     head, *lines = re.split(rb"\r\n|\n|\r", path.read_bytes())
     line = head.decode("utf-8-sig")
     delimiter = max(",;\t", key=line.count)
@@ -90,14 +93,34 @@ def read_csv(path: Path, taken: tuple[str, ...] | None) -> Read:
         (cells,) = csv.reader([one.decode("utf-8", "replace")], delimiter=delimiter)
         by_name = dict(zip(columns, cells, strict=False))
         every.append(by_name.get(label, ""))
-        row = [as_number(by_name.get(name, "")) for name in taken]
-        if len(cells) == len(columns) and np.isfinite(row).all():
+        if mixed:
+            row, whole = mixed_row(by_name, taken), "\ufffd" not in "".join(by_name.get(name, "") for name in taken)
+        else:
+            row = [as_number(by_name.get(name, "")) for name in taken]
+            whole = bool(np.isfinite(row).all())
+        if len(cells) == len(columns) and row is not None and whole:
             found.append(row)
             labels.append(by_name.get(label, ""))
         else:
             wrong.add(names[-1])
     rows = pa.table({name: [row[place] for row in found] for place, name in enumerate(taken)})
     return Read(names, wrong, rows, labels if label else None, every if label else None)
+
+
+def mixed_row(cells: dict[str, str], taken: tuple[str, ...]) -> list | None:
+    """None where a number is none; a gap is None."""
+    row: list = []
+    for name in taken:
+        cell = cells.get(name, "").strip()
+        if cell in GAPS:
+            row.append(None)
+        elif name == "town" or name not in MIXED:
+            row.append(cell)
+        elif math.isfinite(number := as_number(cell)):
+            row.append(number)
+        else:
+            return None
+    return row
 
 
 def read_texts_csv(path: Path) -> Read:

@@ -23,10 +23,11 @@ from demur.data.store import Store
 from demur.paper.grid import Cell
 from demur.study.results import pack, unpack
 from experiments.damage import ANYWHERE, FOLDERS, INPUT, RESULTS, SPECIAL, ZIPS, Damage, renamed_input
-from experiments.simple_readers import Read, read_simply
+from experiments.simple_readers import MIXED, Read, read_simply
 
+TOWNS = ("Ulm", "Bonn", "Hof", "Kiel")
 WORDS = "red green blue round square heavy light fast slow old new warm cold loud soft".split()  # noqa: SIM905
-KINDS = {"rows.csv": "tables", "rows.npz": "tables", "texts.jsonl": "texts", "texts.txt": "texts"}
+KINDS = {"rows.csv": "tables", "mixed.csv": "mixed", "rows.npz": "tables", "texts.jsonl": "texts", "texts.txt": "texts"}
 KINDS |= {"images.d": "images", "classes.d": "images"}
 
 
@@ -60,7 +61,10 @@ def make_whole(folder: Path) -> None:
     pixels = (draw.integers(0, 80, (150, 1, 12, 12)) + 80 * group[:, None, None, None]).astype(np.uint8)
     texts = [" ".join(draw.choice(WORDS[5 * kind :][:5], 6)) for kind in group]
     table = pa.table({f"c{column}": rows[:, column] for column in range(3)})
-    for kind, x in {"tables": table, "images": pixels, "texts": texts}.items():
+    towns = [str(draw.choice([TOWNS[kind], TOWNS[3], ""], p=[0.6, 0.3, 0.1])) for kind in group]
+    sizes = [None if draw.random() < 0.1 else size for size in rows[:, 0].tolist()]
+    mixed = pa.table({"size": sizes, "width": rows[:, 1], "town": [town or None for town in towns]})
+    for kind, x in {"tables": table, "mixed": mixed, "images": pixels, "texts": texts}.items():
         model = Classifier("la+nc", epochs=3, device="cpu").fit(x, y)
         for name in (kind, f"{kind}.demur"):
             model.save(folder / name)
@@ -68,6 +72,17 @@ def make_whole(folder: Path) -> None:
         folder / "rows.csv",
         ["c0", "c1", "c2", "label"],
         ([*r, of] for r, of in zip(rows.tolist()[:30], y[:30], strict=True)),
+    )
+    write_csv(
+        folder / "mixed.csv",
+        [*MIXED, "label"],
+        zip(
+            ["" if size is None else size for size in sizes[:60]],
+            rows[:60, 1].tolist(),
+            towns[:60],
+            y[:60],
+            strict=True,
+        ),
     )
     write_csv(folder / "texts.csv", ["text", "label"], zip(texts[:30], y[:30], strict=True))
     np.savez(folder / "rows.npz", x=rows[:30], y=y[:30])
@@ -131,6 +146,10 @@ Arguments = Callable[[Trial], tuple[object, ...]]
 Judge = Callable[[Trial], bool]
 
 
+def is_mixed(trial: Trial) -> bool:
+    return trial.case.damaged.split(".")[0] == "mixed"
+
+
 def of_kind(trial: Trial, name: str | None = None) -> Path:
     """The whole model for the damaged input, or the damaged one."""
     return trial.given if "model" in trial.case.what else trial.whole / KINDS[name or trial.case.damaged]
@@ -150,7 +169,10 @@ def predicted_rightly(trial: Trial) -> bool:
     if trial.case.how == "junk in JSON, hashes right":  # with its hashes right it is another model, not a damaged one
         return "nan" not in trial.out.read_text()
     given = input_for(trial)
-    read, model = read_simply(given), trial.whole / KINDS.get(given.name, KINDS.get(trial.case.damaged, ""))
+    read, model = (
+        read_simply(given, mixed=is_mixed(trial)),
+        trial.whole / KINDS.get(given.name, KINDS.get(trial.case.damaged, "")),
+    )
     said = Classifier.load(model, device="cpu").predict_all(read.x)
     right = [row for row in rows if row["input"] not in read.wrong]
     numbers = [(float(row["probability"]), float(row["outlier_score"])) for row in right]
@@ -163,9 +185,9 @@ def predicted_rightly(trial: Trial) -> bool:
     )
 
 
-def whole_read(path: Path, **options: object) -> Read:
+def whole_read(path: Path, mixed: bool) -> Read:
     """Of an input in which nothing is wrong."""
-    read = read_simply(path, **options)  # type: ignore[arg-type]
+    read = read_simply(path, mixed=mixed)
     assert not read.wrong
     return read
 
@@ -174,11 +196,14 @@ def fitted_rightly(trial: Trial) -> bool:
     """To as many inputs, and to the same classes and outliers, as a simple reader finds."""
     model = Classifier.load(trial.out, device="cpu")
     of_outliers = trial.case.what.startswith("outliers")
-    read = read_simply(trial.whole / trial.case.damaged if of_outliers else trial.given, taken=None)
+    mixed, given = is_mixed(trial), trial.whole / trial.case.damaged if of_outliers else trial.given
+    read = read_simply(given, taken=None, mixed=mixed)
     assert read.every_y is not None or not read.wrong  # of tables alone, rows with a gap or a word are learned
     count = sum(model.report_[name] for name in ("trained", "tuned", "calibrated"))
-    if of_outliers and model.report_["outliers"] != f"{len(whole_read(trial.given).names)} given":
-        return False
+    if of_outliers:
+        shown = f"{len(whole_read(trial.given, mixed).names)} given"
+        if model.report_["outliers"] != (f"{shown}+unseen" if mixed else shown):
+            return False
     return count == len(read.names) and list(map(str, model.classes_)) == sorted(set(read.every_y or read.y or ()))
 
 
@@ -190,10 +215,11 @@ def evaluated_rightly(trial: Trial) -> bool:
     of_outliers = trial.case.what.startswith("outliers")
     kind = KINDS.get(trial.case.damaged, trial.case.damaged.removesuffix(".demur"))
     model = Classifier.load(trial.whole / kind, device="cpu")
-    read = whole_read(trial.whole / trial.case.damaged if of_outliers else input_for(trial))
+    mixed = is_mixed(trial)
+    read = whole_read(trial.whole / trial.case.damaged if of_outliers else input_for(trial), mixed)
     label = model.predict(read.x).astype(str)
     if of_outliers:
-        outside = model.decide(whole_read(trial.given).x)
+        outside = model.decide(whole_read(trial.given, mixed).x)
         accepted = next(value for (of, _, name), value in found.items() if of != "inliers" and name == "accepted")
         if not np.isclose(accepted, np.mean(~np.isin(outside, ["unsure", "unknown"])), atol=1e-9):
             return False
@@ -206,7 +232,7 @@ def set_anew_rightly(trial: Trial) -> bool:
         return True
     given, new = input_for(trial), Classifier.load(trial.out, device="cpu")
     model = trial.whole / KINDS.get(given.name, KINDS.get(trial.case.damaged, ""))
-    scores = np.sort(Classifier.load(model, device="cpu").outlier_score(whole_read(given).x))
+    scores = np.sort(Classifier.load(model, device="cpu").outlier_score(whole_read(given, is_mixed(trial)).x))
     place = min(len(scores), math.ceil(round((len(scores) + 1) * new.decision_.coverage, 9)))
     return new.decision_.count == len(scores) and np.isclose(new.decision_.accept[0], scores[place - 1], rtol=1e-5)
 
@@ -296,8 +322,9 @@ def cases() -> Iterator[Case]:
                 for command in ("fit", "evaluate"):
                     yield Case(command, name, how, name, damage)
                     yield Case(command, f"outliers {name}", how, name, damage)
-    for kind in ("tables", "images", "texts"):
-        for command in ("predict", "evaluate", "calibrate", "export") if kind == "tables" else ("predict",):
+    for kind in ("tables", "mixed", "images", "texts"):
+        every = ("predict", "evaluate", "calibrate", "export")
+        for command in every if kind in ("tables", "mixed") else ("predict",):
             for how, damage in (ANYWHERE | FOLDERS).items():
                 yield Case(command, "model folder", how, kind, damage)
             for how, damage in (ANYWHERE | ZIPS).items():
