@@ -311,6 +311,6 @@ def test_the_words_above_the_tables(place, answers):
     """The threshold, the coverage that it was chosen for, and how many inliers it was chosen by."""
     one = answers[MODELS[0]].model
     page = " ".join(re.sub(r"<[^>]+>", " ", (place / f"{MODELS[0]}.d" / "index.html").read_text("utf-8")).split())
-    assert f"scores above {one.decision_.accept[0]:.4g} by none_share" in page
+    assert f"scores above {one.decision_.accept[0]:.4g} by none_share (the probability of no class, as a" in page
     assert f"accepts 80.0 % of inliers like the {one.report_['calibrated']:,} that" in page
     assert "163 inliers" in re.sub(r"<[^>]+>", " ", (place / "both.d" / "index.html").read_text("utf-8"))

@@ -8,7 +8,7 @@ from rich.console import Group
 from demur.classifier.comparison import Place, as_csv
 from demur.classifier.decision import UNKNOWN, UNSURE
 from demur.classifier.evaluation import INLIERS, Evaluation
-from demur.report.evaluation import CLASSES, DECIDED, draw_risk, per_cent_or_dash, titled_sheet
+from demur.report.evaluation import CLASSES, DECIDED, draw_risk, explain, per_cent_or_dash, titled_sheet
 from demur.report.figures import Drawing
 from demur.report.page import save_drawings
 from demur.report.sheet import Sheet, render, terminal
@@ -62,6 +62,8 @@ def tables(places: Sequence[Place]) -> list[Sheet]:
         )
     ]
     if with_outliers:
+        used = {place.evaluation.decision.score: place.evaluation for place in places}
+        scores = "; ".join(f"{name}, {explain(one, name)}" for name, one in used.items())
         sheets.append(
             titled_sheet(
                 "Outliers, per cent",
@@ -72,9 +74,9 @@ def tables(places: Sequence[Place]) -> list[Sheet]:
                     for one in (place.evaluation for place in places)
                     for scored in [[one.against[name][one.decision.score][metric] for metric in ("fpr95", "auroc")]]
                 ],
-                "By the score that each model abstains by. FPR95: the fraction of outliers accepted where 95 % of the"
-                " inliers are, 0 is best. AUROC: the probability that an outlier scores higher than an inlier, 100 is"
-                " best.",
+                f"By the score that each model abstains by: {scores}. FPR95: the fraction of outliers accepted where "
+                "95 % of the inliers are, 0 is best. AUROC: the probability that an outlier scores higher than an "
+                "inlier, 100 is best.",
                 names=2,
             )
         )

@@ -32,6 +32,14 @@ MOST_CLASSES = 15  # of which every confusion is shown; of more, the most freque
 MISTAKES = 15
 CLASSES = 60  # that have a line of their own
 DECIDED = ("accepted", UNSURE, UNKNOWN)
+EXPLAINED = {  # what scores are high for
+    "none_share": "the probability of no class, as a fraction of it and the best class's",
+    "none": "the probability of no class",
+    "max_prob": "how far the best class's probability is below 1",
+    "entropy": "how evenly the probability is spread over the classes",
+    "mutual_information": "how much the networks of the posterior disagree",
+    "doubt": "how evenly it is spread over the classes, and none_share added",
+}
 
 
 def write_evaluation(evaluation: Evaluation, out: Path) -> None:
@@ -42,6 +50,7 @@ def write_evaluation(evaluation: Evaluation, out: Path) -> None:
     page = render(
         "evaluation.html",
         evaluation=evaluation,
+        score=explain(evaluation, limit.score),
         above=" to ".join(f"{value:.4g}" for value in sorted({min(limit.accept), max(limit.accept)})),
         coverage=per_cent(limit.coverage),
         warning=shortfall(evaluation),
@@ -50,6 +59,10 @@ def write_evaluation(evaluation: Evaluation, out: Path) -> None:
         galleries=galleries(evaluation),
     )
     (out / "index.html").write_text(page, "utf-8")
+
+
+def explain(evaluation: Evaluation, score: str) -> str:
+    return EXPLAINED.get(score, evaluation.scores[score].title)
 
 
 def titled_sheet(title: str, head: Sequence[Text], rows: Sequence[Sequence[Text]], note: str, names: int = 1) -> Sheet:
@@ -88,6 +101,7 @@ def tables(evaluation: Evaluation) -> list[Sheet]:
         ),
     ]
     if evaluation.ood:
+        measured = dict.fromkeys(score for by_score in evaluation.against.values() for score in by_score)
         sheets.append(
             titled_sheet(
                 "Outliers by score, per cent",
@@ -100,7 +114,9 @@ def tables(evaluation: Evaluation) -> list[Sheet]:
                 "How well a score tells outliers from inliers, whatever the threshold; the first one is abstained by."
                 " FPR95 is the fraction of outliers that is accepted where 95 % of the inliers are: 0 is best. AUROC "
                 "is the probability that an outlier scores higher than an inlier: 100 is best, 50 is chance. AUPR is "
-                "average precision, inliers being what is looked for.",
+                "average precision, inliers being what is looked for. The scores: "
+                + "; ".join(f"{name}, {explain(evaluation, name)}" for name in measured)
+                + ".",
                 names=2,
             )
         )
@@ -125,6 +141,8 @@ def further_tables(evaluation: Evaluation) -> list[Sheet]:
         )
     )
     if sets := evaluation.sets:
+        known = evaluation.decision.count
+        chance = np.sqrt(LEVEL * (1 - LEVEL) / known)
         sheets.append(
             titled_sheet(
                 "Prediction sets",
@@ -138,7 +156,7 @@ def further_tables(evaluation: Evaluation) -> list[Sheet]:
                 ],
                 f"Sets of labels at level {LEVEL:g}: for inliers like those that calibrated the model, the label is in"
                 f" the set at least {100 * LEVEL:g} % of the time. That is promised for all of them together, not for "
-                "every class.",
+                f"every class. With {known:,} that calibrated, one model may well be {200 * chance:.1f} points off.",
             )
         )
     return sheets

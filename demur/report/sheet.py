@@ -162,7 +162,8 @@ def terminal(sheet: Sheet, how: Style | None = None) -> Table:
     for number, column in enumerate(sheet.head):
         named = number < sheet.names
         justify: Any = "left" if named or sheet.written else "right"
-        table.add_column(_render_text(column, how), justify=justify, no_wrap=named or how is _TEXT)
+        plain = named or how is _TEXT
+        table.add_column(_render_text(column, how), justify=justify, no_wrap=plain, overflow="fold")
     for number, row in enumerate(sheet.rows):
         if number in sheet.ruled and number:
             table.add_section()
