@@ -224,11 +224,11 @@ def test_only_what_is_known_is_built(folder, change):
 
 
 def test_versions(folder, monkeypatch):
-    monkeypatch.setattr(model_file, "FORMAT", (1, 5))
-    demur.load_model(folder)  # written as 1.4
+    monkeypatch.setattr(model_file, "FORMAT", (1, 6))
+    demur.load_model(folder)  # written as 1.5
     for other in ((1, 0), (2, 0), (0, 9)):
         monkeypatch.setattr(model_file, "FORMAT", other)
-        with pytest.raises(ValueError, match=r"has format 1\.4, this demur reads"):
+        with pytest.raises(ValueError, match=r"has format 1\.5, this demur reads"):
             demur.load_model(folder)
     monkeypatch.undo()
     major, minor = model_file.FORMAT

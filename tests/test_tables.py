@@ -3,6 +3,7 @@
 import json
 import re
 import warnings
+from dataclasses import asdict, replace
 from datetime import date
 
 import numpy as np
@@ -14,14 +15,14 @@ import torch
 from sklearn.compose import make_column_transformer
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.preprocessing import OneHotEncoder, QuantileTransformer, StandardScaler
 
 import demur
 from demur.classifier import kinds, tables
 from demur.classifier.fitting import split_rows
 from demur.classifier.readers import open_inputs
 from demur.classifier.tables import MISSING, RARE, UNSEEN, Category, Number
-from demur.outliers.synthetic import independent_columns, unseen_cell, widened_box
+from demur.outliers.synthetic import independent_columns, rank, unseen_cell, widened_box
 from demur.outliers.values import build, parse
 from demur.provenance import digest
 from experiments.fuzz import called
@@ -71,9 +72,12 @@ def test_numbers_and_categories_are_as_scikit_learn_has_them():
     age = frame["age"]
     np.testing.assert_allclose(ours[:, 0], (age.fillna(age.median()) - age.mean()) / age.std(ddof=0), rtol=1e-5)
     np.testing.assert_array_equal(ours[:, 1], age.isna())
-    np.testing.assert_allclose(ours[:, 2], theirs[:, 1], rtol=1e-4, atol=1e-6)
-    assert not ours[:, 3].any()
-    town, member = ours[:, 4:10], ours[:, 10:13]
+    np.testing.assert_allclose(ours[:, 3], theirs[:, 1], rtol=1e-4, atol=1e-6)
+    assert not ours[:, 4].any()
+    ranks = QuantileTransformer(n_quantiles=17, subsample=None).fit_transform(frame[["age", "pay"]])
+    for place, there in ((2, age.notna()), (5, np.ones(COUNT, bool))):
+        np.testing.assert_allclose(ours[there, place], 12**0.5 * (ranks[there, place // 3] - 0.5), atol=1e-5)
+    town, member = ours[:, 6:12], ours[:, 12:15]
     column = kinds.MixedTables.of(frame).columns[2]
     assert set(column.values) == {"Bonn", "Ulm", "Kiel", "Hof"}
     assert column.entries[4:] == (MISSING, UNSEEN)
@@ -120,6 +124,27 @@ def test_new_names_are_nothing_unusual_where_most_are_new():
 def test_a_column_is_open_where_more_than_one_row_in_fifty_has_a_name_of_its_own(singles, is_open):
     cells = pd.Series([f"only{number}" for number in range(singles)] + ["often"] * (200 - singles))
     assert Category.of(cells).open is is_open
+
+
+def test_a_number_has_its_rank_beside_it_unless_the_column_is_constant_or_the_model_older():
+    cells = pd.Series([0.0] * 50 + [1.0, 2, 3, 4, 5, 6, 7, 8, 9, 1000] * 5 + [np.nan])
+    (column,) = tables.learn_columns(pd.DataFrame({"c": cells}))
+    values = torch.tensor([-5.0, 0.0, 0.5, 9.0, 1000.0, 5000.0, np.nan], dtype=torch.float64)
+    ranks = column.features(values)[:, 2]
+    half = float(np.sqrt(12) / 2)
+    np.testing.assert_allclose(
+        ranks[[0, 1, 4, 5]], [-half, -half, half, half]
+    )  # beyond the ends it is that of the ends
+    assert (ranks[1:5].diff() > 0.05).all()
+    assert ranks[6] == column.features(torch.tensor([column.fill], dtype=torch.float64))[0, 2]
+    (constant,) = tables.learn_columns(pd.DataFrame({"c": [3.0] * 9}))
+    older = replace(column, quantiles=())
+    for other in (constant, older):
+        assert other.features(values).shape == (7, 2)
+        assert other.group.width == 2
+    saved = json.loads(json.dumps(asdict(older)))
+    del saved["quantiles"]
+    assert tables.columns_from_json([saved, asdict(column)]) == (older, column)
 
 
 def test_a_column_of_gaps_alone_says_nothing_but_that():
@@ -343,15 +368,17 @@ def test_synthetic_rows_are_rows_of_a_table():
                 gap = one[:, own][:, 1] == 1
                 assert (0.1 < gap.float().mean() < 0.3) if group.unseen is None else gap.float().mean() < 0.4
                 assert len(one[:, own][gap, 0].unique()) <= 1
+                torch.testing.assert_close(one[:, own][:, 2], rank(one[:, own][:, 0], group.knots))
         columns = made[independent_columns][:, own]
         assert sorted(map(tuple, columns.tolist())) == sorted(map(tuple, rows[:, own].tolist()))
         if group.unseen and group.one_hot:
             assert made[widened_box][:, own][:, -1].mean() == pytest.approx(1 / group.width, abs=0.08)
         start += group.width
-    last = [place - 1 for place, group in zip(ends(groups), groups, strict=True) if group.unseen]
+    marks = zip(ends(groups), groups, strict=True)  # the entry of an unseen category, and that of a gap
+    last = [place - (1 if group.one_hot else 2) for place, group in marks if group.unseen]
     assert (made[unseen_cell][:, last].sum(1) == 1).all()  # one cell a row
     assert (made[unseen_cell][:, last].mean(0) > 0.15).all()  # of any column
-    assert ((made[unseen_cell] != rows).sum(1) <= 2).all()
+    assert ((made[unseen_cell] != rows).sum(1) <= 3).all()
     with pytest.raises(ValueError, match="'unseen' need a table of categories"):
         unseen_cell(rows, generator)
 
@@ -507,6 +534,10 @@ def test_a_model_of_categories_is_moved_reloaded_and_answers_alike(fitted, tmp_p
     [
         lambda columns: columns[0].update(scale=0.0),
         lambda columns: columns[0].update(mean="x"),
+        lambda columns: columns[0].update(quantiles=[1.0, 2.0]),
+        lambda columns: columns[0]["quantiles"].reverse(),
+        lambda columns: columns[0].update(quantiles="x" * 17),
+        lambda columns: columns[0].update(quantiles=[float("nan")] * 17),
         lambda columns: columns[1].update(values=[f"{number}" for number in range(1000)]),
         lambda columns: columns[1].update(values=[1, 2, 3, 4]),
         lambda columns: columns[1]["values"].append("one more"),

@@ -28,7 +28,7 @@ from torch import Tensor
 from demur.posterior import Posterior
 from demur.posterior_file import save as save_posterior
 
-FORMAT = (1, 4)  # a new minor version adds, and older ones are read; a new major version breaks
+FORMAT = (1, 5)  # a new minor version adds, and older ones are read; a new major version breaks
 MANIFEST, MODEL, POSTERIOR = "manifest.json", "model.json", "posterior.safetensors"
 PARTS = (MODEL, POSTERIOR)
 BACKBONE, SCORE = "backbone.safetensors", "score.safetensors"

@@ -2,10 +2,12 @@
 
 There are two steps. `encode_cells` gives every cell one number, (N, columns): a number itself, a date's days since
 1970, a category's place among the entries of its column, NaN where a number or a date is missing. `features` makes the
-network's inputs of these: numbers are standardised, gaps filled with the median and marked by an indicator, categories
-one-hot. The second step needs tensors alone, so an exported graph has it inside, and takes codes.
+network's inputs of these: numbers are standardised, and have their rank among the training values beside; gaps are
+filled with the median and marked by an indicator; categories are one-hot. The second step needs tensors alone, so an
+exported graph has it inside, and takes codes.
 """
 
+import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -21,8 +23,9 @@ import torch
 from torch import Tensor
 
 from demur.metrics import Array
-from demur.outliers.synthetic import Group
+from demur.outliers.synthetic import Group, rank
 
+QUANTILES = 16  # equal parts of a column's training values
 FEWEST = 5  # training rows that a category needs for an entry of its own
 MOST = 50  # categories of a column that have one; the others are rare
 KNOWN = 1_000  # rare categories of a column, beyond which new ones are nothing unusual
@@ -39,17 +42,22 @@ FIGURES = r"\s*[-+$€£]?\s*\d[\d.,'/: -]*\s*[%€$£]?\s*"
 
 @dataclass(frozen=True)
 class Number:
-    """A column of numbers, or of dates as days since 1970: an entry for it, and one that is 1 where it is missing."""
+    """A column of numbers, or of dates as days since 1970: an entry for it, one that is 1 where it is missing, and one
+    for its rank among the training values, which tells apart what lies close in a column of long tails."""
 
     mean: float
     scale: float
     fill: float  # the median, put where a number is missing
     gaps: bool  # whether training rows have any; if not, a gap is as unusual as a category that was never seen
     date: bool = False
+    quantiles: tuple[float, ...] = ()  # of the training values, the ends included; none in older models
 
     def __post_init__(self) -> None:
         if not self.scale > 0:
             raise ValueError(f"scale {self.scale} of a column is not positive; save it anew")
+        known = all(isinstance(edge, int | float) and math.isfinite(edge) for edge in self.quantiles)
+        if len(self.quantiles) not in (0, QUANTILES + 1) or not known or list(self.quantiles) != sorted(self.quantiles):
+            raise ValueError(f"the quantiles of a column are not {QUANTILES + 1} that rise; save it anew")
 
     @classmethod
     def of(cls, values: Array, name: str, date: bool = False) -> "Number":
@@ -66,11 +74,20 @@ class Number:
                 "the column, or take its logarithm"
             )
         constant = deviation <= 1e-12 * np.abs(there).max()  # or varies by rounding only
-        return cls(mean, 1.0 if constant else deviation, float(np.median(there)), len(there) < len(values), date)
+        quantiles = () if constant else tuple(np.quantile(there, np.linspace(0, 1, QUANTILES + 1)).tolist())
+        scale, fill = 1.0 if constant else deviation, float(np.median(there))
+        return cls(mean, scale, fill, len(there) < len(values), date, quantiles)
 
-    @property
+    @cached_property
     def group(self) -> Group:
-        return Group(2, unseen=None if self.gaps else (self._filled, 1.0))
+        missing = torch.tensor([np.nan], dtype=torch.float64)
+        unseen = None if self.gaps else tuple(self.features(missing)[0].tolist())
+        return Group(3 if self.quantiles else 2, unseen=unseen, knots=self._knots)
+
+    @cached_property
+    def _knots(self) -> tuple[float, ...]:
+        """Standardised."""
+        return tuple((edge - self.mean) / self.scale for edge in self.quantiles)
 
     @property
     def _filled(self) -> float:
@@ -85,7 +102,9 @@ class Number:
 
     def features(self, codes: Tensor) -> Tensor:
         gap, standard = codes.isnan(), ((codes - self.mean) / self.scale).clamp(-FARTHEST, FARTHEST)
-        return torch.stack([torch.where(gap, torch.full_like(codes, self._filled), standard), gap.to(codes.dtype)], 1)
+        number = torch.where(gap, torch.full_like(codes, self._filled), standard)
+        ranks = [rank(number, self._knots)] if self.quantiles else []
+        return torch.stack([number, gap.to(codes.dtype), *ranks], 1)
 
 
 @dataclass(frozen=True)
@@ -227,7 +246,7 @@ def columns_from_json(saved: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
 
     def column(values: Mapping[str, Any]) -> Column:
         if "mean" in values:
-            return Number(**values)
+            return Number(**{**values, "quantiles": tuple(values.get("quantiles", ()))})
         return Category(tuple(values["values"]), tuple(values["rare"]), values["gaps"], values["open"])
 
     return tuple(map(column, saved))

@@ -16,6 +16,7 @@ from demur.networks import as_input
 from demur.outliers.noise import smooth, uniform
 
 WIDENED = 0.5  # on each side, of a column's range
+NARROWEST = 1e-6  # deviations between two knots; where many rows have one value, its rank is a step
 PATCHES = 4  # along an image's shorter side
 
 
@@ -43,11 +44,13 @@ class FromInliers:
 @dataclass(frozen=True)
 class Group:
     """What a column of a table became in an encoded row: a number and an entry that is 1 where it is missing, or a
-    category, one-hot; `unseen` are the entries of a cell as no inlier has one: a new category, a gap where none was."""
+    category, one-hot; `unseen` are the entries of a cell as no inlier has one: a new category, a gap where none was.
+    Where there are `knots`, a number has a third entry, its rank among these."""
 
     width: int
     one_hot: bool = False
     unseen: tuple[float, ...] | None = None
+    knots: tuple[float, ...] = ()
 
 
 Groups = Sequence[Group]  # of all columns, in order; none where every entry is a column of numbers
@@ -62,6 +65,13 @@ class InGroups:
 
     def __call__(self, rows: Tensor, generator: torch.Generator) -> Tensor:
         return self.how(rows, generator, self.groups)
+
+
+def rank(values: Tensor, knots: Sequence[float]) -> Tensor:
+    """How far up the knots a value lies, linear between two: of mean 0 and deviation 1 if these are its quantiles."""
+    edges = values.new_tensor(knots)
+    steps = (values.unsqueeze(1) - edges[:-1]) / (edges[1:] - edges[:-1]).clamp_min(NARROWEST)
+    return (steps.clamp(0, 1).mean(1) - 0.5) * 12**0.5
 
 
 def starts(groups: Groups) -> list[int]:
@@ -91,7 +101,9 @@ def widened_box(rows: Tensor, generator: torch.Generator, groups: Groups = ()) -
             result[:, columns] = (fraction[:, columns] == fraction[:, columns].amax(1, keepdim=True)).to(result.dtype)
         else:
             other = rows[torch.randint(len(result), (len(result),), generator=generator, device=result.device), columns]
-            result[:, columns] = torch.where(other[:, 1:] == 1, other, torch.stack([result[:, start], other[:, 1]], 1))
+            number = torch.where(other[:, 1] == 1, other[:, 0], result[:, start])
+            entries = [number, other[:, 1], *([rank(number, group.knots)] if group.knots else [])]
+            result[:, columns] = torch.stack(entries, 1)
     return result
 
 
