@@ -24,6 +24,7 @@ import torch
 
 from demur.data.catalogue import CATALOGUE
 from demur.paper.conventions import resolve
+from demur.paper.counts import with_counts
 from demur.paper.further import FURTHER
 from demur.paper.grid import PAPER_ROWS, SOPHISTICATED, select
 from demur.study.cells import Place, parts_of
@@ -101,7 +102,7 @@ def items() -> list[Item]:
             (*candidates(["mnist", "fashion_mnist", "cifar10"], 3), *candidates(["cifar100", "svhn"], 1)),
         ),
     ]
-    return [Item(title, tuple(dict.fromkeys(cells))) for title, cells in chosen]
+    return [Item(title, tuple(dict.fromkeys(map(with_counts, cells)))) for title, cells in chosen]
 
 
 def minutes(fit: Fit) -> float:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from demur.paper.counts import COUNTS, counts
 from demur.paper.suite import printed_letters, suite
 from demur.study.fits import DataSource, Further, Inputs
 from demur.tasks import Split, Store
@@ -61,5 +62,5 @@ def validation(data: DataSource, store: Store) -> Inputs:
 
 
 FURTHER: Mapping[str, Further] = MappingProxyType(
-    {"shift": shift, "plane": plane, "validation": validation, "suite": suite}
+    {"shift": shift, "plane": plane, "validation": validation, "suite": suite, COUNTS: counts}
 )

@@ -6,6 +6,7 @@ from itertools import combinations
 from demur.bootstrap import counts
 from demur.measures import STANDARD, Measures, ood_metrics
 from demur.metrics import METRICS
+from demur.paper.counts import as_counted, inputs_of
 from demur.paper.further import VALIDATION, shift_set_name
 from demur.paper.published import LEFT_OUT, OOD_SETS, SHIFT_SETS, mean_but
 from demur.paper.suite import INLIERS
@@ -31,8 +32,9 @@ BOUNDED = tuple(name for name, metric in METRICS.items() if metric.again is not 
 
 
 def values_of(result: Result, measures: Measures = STANDARD) -> Values:
+    result = as_counted(result)
     means = {mean_but(*names): sets_to_average(result.cell.task, result.ood, names) for names in _left_out(result)}
-    exact = measure(result, means, measures) | dict(_under_shift(result))
+    exact = measure(result, means, measures) | dict(_under_shift(result)) | dict(inputs_of(result))
     for kind, inliers in HELD_OUT.items():
         exact |= dict(_on_held_out(result, kind, inliers, measures))
     return {place: round_value(value) for place, value in exact.items()}

@@ -3,6 +3,7 @@
 from demur.names import choose
 from demur.paper import openood
 from demur.paper.conventions import resolve
+from demur.paper.counts import with_counts
 from demur.paper.further import FURTHER
 from demur.paper.grid import CHOICE_SCORES, STUDIES
 from demur.study.grid import Study
@@ -14,4 +15,5 @@ def study_named(name: str) -> Study:
     if name == openood.STUDY.name:
         return openood.STUDY
     cells = STUDIES[choose(dict(zip(NAMES, NAMES, strict=True)), name, "study")]
-    return Study(name, cells, resolve, FURTHER, CHOICE_SCORES if name == "choice" else ())
+    scores = CHOICE_SCORES if name == "choice" else ()
+    return Study(name, tuple(map(with_counts, cells)), resolve, FURTHER, scores)

@@ -1,7 +1,7 @@
 """Every measured value beside the published one, in the paper's tables and in one of our own for each task."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
@@ -10,6 +10,7 @@ from demur.methods import method_rank, split_method
 from demur.metrics import METRICS
 from demur.outliers.values import sets_of
 from demur.paper import published
+from demur.paper.counts import data_tested, lacking
 from demur.paper.outdated import outdated_reasons
 from demur.paper.published import DEFAULT_OUTLIERS, MEAN, OOD_SETS, SHIFT_SETS, Row, is_plain, mean_but, outliers_of
 from demur.paper.statistics import Known
@@ -309,19 +310,22 @@ def _notes(
         yield "The spread of training is assumed, at least in part, where fewer than four networks more tell it"
     if any(value.collapsed for value in known):
         yield "‡ Collapsed: no more accurate than always answering the most frequent class; never best"
-    yield from _outdated_notes(cells, {column.set for column in columns})
+    yield from _notes_on_rows(cells, columns)
     yield from _on_other_data(cells, columns)
 
 
-def _outdated_notes(cells: Sequence[Measured], sets: Collection[str]) -> Iterator[str]:
-    """What was measured otherwise than it would be now, and which rows it concerns."""
+def _notes_on_rows(cells: Sequence[Measured], columns: Sequence[Column]) -> Iterator[str]:
+    """What was measured otherwise than it would be now, or than the paper does, and which rows it concerns."""
+    sets = {column.set for column in columns}
+    ranked = {column.set for column in columns if column.metric == "aupr_published"}
     rows: dict[str, dict[str, None]] = {}
     for run in cells:
-        for reason in outdated_reasons(run, sets):
+        reasons = [f"Older cells: {reason}" for reason in outdated_reasons(run, sets)]
+        for reason in (*reasons, *lacking(run, ranked)):
             rows.setdefault(reason, {})[run.cell.method] = None
     every = {run.cell.method for run in cells}
     for reason, methods in rows.items():
-        yield f"Older cells: {reason} ({'all rows' if methods.keys() == every else ', '.join(methods)})"
+        yield f"{reason} ({'all rows' if methods.keys() == every else ', '.join(methods)})"
 
 
 def _on_other_data(cells: Sequence[Measured], columns: Sequence[Column]) -> Iterator[str]:
@@ -336,7 +340,7 @@ def _on_other_data(cells: Sequence[Measured], columns: Sequence[Column]) -> Iter
             by_digest: dict[str | None, dict[str, None]] = {}
             for run in of_task:
                 if name == TEST or name in run.sets or (name, "accuracy") in run.values:
-                    by_digest.setdefault(run.data(name), {})[run.cell.method] = None
+                    by_digest.setdefault(data_tested(run, name), {})[run.cell.method] = None
             if len(by_digest) > 1:
                 rows = [f"{', '.join(rows)}{' (not recorded)' * (key is None)}" for key, rows in by_digest.items()]
                 alike.setdefault(tuple(rows), []).append(name)

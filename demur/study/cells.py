@@ -66,8 +66,8 @@ def digests_of(data: DataSource, store: Store, device: str) -> Mapping[str, str]
     """Of every set of the task, by name."""
     task = load_data(data, store, device)
     fitted_with = {name: getattr(task.training, name) for name in FITTED_WITH}
-    tested_on = {"test": task.testing.test, **{f"ood/{name}": x for name, x in task.testing.ood.items()}}
-    return {name: digest(value) for name, value in {**fitted_with, **tested_on}.items()}
+    data_tested = {"test": task.testing.test, **{f"ood/{name}": x for name, x in task.testing.ood.items()}}
+    return {name: digest(value) for name, value in {**fitted_with, **data_tested}.items()}
 
 
 def parts_of(fit: Fit) -> list[Fit]:
