@@ -38,6 +38,10 @@ def compare_printed(cells: Sequence[Measured]) -> pd.DataFrame:
     return table.astype(dict.fromkeys(CONVENTIONS, float))
 
 
+def agrees(ours: float, printed: float) -> bool:
+    return round(abs(ours - printed), 3) <= LIMIT
+
+
 def coverage(lines: pd.DataFrame) -> pd.DataFrame:
     """By table and task, and in all: how many are measured in each convention, and how many there are."""
     whole = pd.concat(

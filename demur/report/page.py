@@ -10,13 +10,14 @@ from typing import NamedTuple
 from demur.files import replacing
 from demur.paper.grid import commands
 from demur.paper.published import outliers_of
+from demur.report.causes import by_cause, line_by_line
 from demur.report.choice import choice_section, choice_tables
 from demur.report.compare import Kind, kind_of, tables
 from demur.report.drawings import from_predictions, from_values
 from demur.report.field import field_section, field_table
 from demur.report.figures import Drawing, save_figure
 from demur.report.front import agreement_drawing, claim_cards, heat_maps
-from demur.report.sections import beside_the_paper, candidates, recommendation
+from demur.report.sections import beside_the_paper, candidates, missing_candidates, recommendation
 from demur.report.sheet import FORMATS, Section, Sheet, Text, render
 from demur.report.verdicts import claims_document, summary
 from demur.study.table import CELLS, RESULTS, Measured, cells_csv, results_csv
@@ -44,7 +45,8 @@ def write_report(cells: Sequence[Measured], out: Path) -> None:
     for name, text in ((RESULTS, results_csv(cells)), (CELLS, cells_csv(cells))):
         with replacing(out / name) as unfinished:  # they may be all that is left of the cells
             unfinished.write_text(text, "utf-8")
-    sheets = [*tables(cells), *choice_tables(cells), *filter(None, (candidates(cells), field_table(cells)))]
+    singles = filter(None, (candidates(cells), field_table(cells), line_by_line(cells)))
+    sheets = [*tables(cells), *choice_tables(cells), *singles]
     for sheet in sheets:
         for suffix, write in FORMATS.items():
             (out / "tables" / f"{sheet.name}.{suffix}").write_text(write(sheet), "utf-8")
@@ -62,6 +64,7 @@ def write_report(cells: Sequence[Measured], out: Path) -> None:
         **shared,
         overview=_overview(cells),
         commands=commands(run.cell for run in cells),
+        missing=missing_candidates(cells),
         figures={image.name: image.caption for image in images},
     )
     (out / "RESULTS.md").write_text(document, "utf-8")
@@ -73,9 +76,14 @@ def write_report(cells: Sequence[Measured], out: Path) -> None:
 
 def _sections(cells: Sequence[Measured]) -> list[Section]:
     first = summary(cells)
-    intro = "Each claim put to tests, in both conventions and by the paper's own figures."
+    intro = (
+        "Each claim is put to tests: with our networks of either convention, and with the paper's own printed figures. "
+        "A test compares two methods. It is unclear where the 95 % interval of their difference decides nothing, and "
+        "waits where a cell is missing. † where the spread over training seeds is in part assumed, for want of seeds."
+    )
     sections = [
         *beside_the_paper(cells),
+        by_cause(cells),
         first and Section("The paper's claims", [intro, first]),
         choice_section(cells) or recommendation(cells),
         field_section(cells),

@@ -68,6 +68,10 @@ def per_cent(fraction: float) -> str:
     return f"{100 * fraction:.1f}"
 
 
+def with_sign(difference: float) -> str:
+    return f"{round(100 * difference, 1) + 0.0:+.1f}".replace("-", "−")  # no minus before zero
+
+
 def with_interval(resampled: Resampled) -> Value:
     return Value(resampled[0], *interval(resampled[1]))
 

@@ -1,0 +1,74 @@
+"""What disagrees with the paper in the published convention, counted by cause, and all of it line by line."""
+
+from collections.abc import Sequence
+
+from demur.paper.agreement import LIMIT
+from demur.paper.causes import CAUSES, OPEN, Cause, Disagreement, disagreements
+from demur.report.compare import METRIC_TITLES
+from demur.report.sheet import Code, Link, Section, Sheet, Strong, Text
+from demur.study.measuring import with_sign
+from demur.study.table import Measured
+
+NAME = "disagreements"
+POINTS = f"{100 * LIMIT:.0f} points"
+
+
+def by_cause(cells: Sequence[Measured]) -> Section | None:
+    """How many disagreements each cause may explain, and what is known of it; None where there are none."""
+    found = list(disagreements(cells))
+    if not found:
+        return None
+    tasks = list(dict.fromkeys(one.printed.task for one, _ in found))
+    there = [cause for cause in (*CAUSES, OPEN) if any(other == cause for _, other in found)]
+
+    def count(task: str | None, cause: Cause | None) -> str:
+        here = [one for one, other in found if task in (None, one.printed.task) and cause in (None, other)]
+        return str(len(here)) if here else "–"
+
+    rows: list[list[Text]] = [[cause.title, *(count(task, cause) for task in (*tasks, None))] for cause in there]
+    rows.append([Strong("all"), *(count(task, None) for task in (*tasks, None))])
+    intro = (
+        f"The figures that differ by more than {POINTS} in the published convention. Each is counted once, at the "
+        "first cause that applies to it. That a cause applies does not show that it explains the whole difference. ",
+        Link("Every one of them", f"tables/{NAME}.md"),
+        "; ",
+        Link("the experiments", "../docs/reproduction/causes.md"),
+        ".",
+    )
+    notes = [(Strong((cause.title, ".")), f" {cause.known}") for cause in there]
+    return Section("Causes of disagreement", [intro, Sheet(["cause", *tasks, "all"], rows, notes=notes)])
+
+
+def line_by_line(cells: Sequence[Measured]) -> Sheet | None:
+    """A line for the methods that go together, on a set, by cause; None where nothing disagrees."""
+    groups: dict[tuple[str, str, str, str], dict[str, list[Disagreement]]] = {}
+    for one, cause in disagreements(cells):
+        entry = one.printed
+        place = entry.task, one.group, entry.set.replace("_", " "), cause.title
+        groups.setdefault(place, {}).setdefault(METRIC_TITLES[entry.metric], []).append(one)
+    tasks = list(dict.fromkeys(task for task, *_ in groups))
+    ordered = sorted(groups.items(), key=lambda group: tasks.index(group[0][0]))
+    rows: list[list[Text]] = [[*place, _by_metric(metrics)] for place, metrics in ordered]
+    if not rows:
+        return None
+    return Sheet(
+        ["task", "methods", "set", "cause", "measured less printed"],
+        rows,
+        names=4,
+        title=f"All that differs by more than {POINTS}, published convention",
+        notes=(
+            "In points of per cent. What several tables print is here once. What is known of each cause: RESULTS.md",
+            "A mean is over the task's OOD sets; test is what is measured on test data",
+        ),
+        name=NAME,
+        written=True,
+    )
+
+
+def _by_metric(metrics: dict[str, list[Disagreement]]) -> Text:
+    lines: list[Text] = []
+    for metric, several in metrics.items():
+        differences = {one.printed.row.label: with_sign(one.difference) for one in several}
+        listed = [part for label, difference in differences.items() for part in (", ", Code(label), f" {difference}")]
+        lines.append((f"{metric}: ", *listed[1:]))
+    return lines
