@@ -28,7 +28,7 @@ def by_cause(cells: Sequence[Measured]) -> Section | None:
     rows: list[list[Text]] = [[cause.title, *(count(task, cause) for task in (*tasks, None))] for cause in there]
     rows.append([Strong("all"), *(count(task, None) for task in (*tasks, None))])
     intro = (
-        f"The figures that differ by more than {POINTS} in the published convention. Each is counted once, at the "
+        f"The values that differ by more than {POINTS} in the published convention. Each is counted once, at the "
         "first cause that applies to it. That a cause applies does not show that it explains the whole difference. ",
         Link("Every one of them", f"tables/{NAME}.md"),
         "; ",

@@ -77,7 +77,7 @@ def write_report(cells: Sequence[Measured], out: Path) -> None:
 def _sections(cells: Sequence[Measured]) -> list[Section]:
     first = summary(cells)
     intro = (
-        "Each claim is put to tests: with our networks of either convention, and with the paper's own printed figures. "
+        "Each claim is put to tests: with our networks of either convention, and with the paper's own printed values. "
         "A test compares two methods. It is unclear where the 95 % interval of their difference decides nothing, and "
         "waits where a cell is missing. † where the spread over training seeds is in part assumed, for want of seeds."
     )

@@ -53,7 +53,7 @@ def beside_the_paper(cells: Sequence[Measured]) -> list[Section]:
     covered = Section(
         "Coverage",
         [
-            f"The paper's tables have {total['printed']:,} figures. {total[CORRECTED]:,} of them are measured in the "
+            f"The paper's tables have {total['printed']:,} values. {total[CORRECTED]:,} of them are measured in the "
             f"corrected convention, and {total[PUBLISHED]:,} in the published one, which does what the paper's code "
             "did.",
             Sheet(["table", *tasks, "all", "all, published convention"], rows),
@@ -72,7 +72,7 @@ def beside_the_paper(cells: Sequence[Measured]) -> list[Section]:
         Section(
             "Agreement with the paper",
             [
-                f"The fraction of measured figures that lie within {100 * LIMIT:.0f} points of the printed ones. The "
+                f"The fraction of measured values that lie within {100 * LIMIT:.0f} points of the printed ones. The "
                 "published convention should agree. The corrected one shows how much conventions matter. As in the "
                 "paper, a none class that is chosen for test data counts as an error, and ECE leaves out inputs with a "
                 "confidence of 14/15 or more.",
