@@ -60,8 +60,8 @@ def as_counted(result: Result) -> Result:
 def inputs_of(result: Result) -> Iterator[tuple[Place, Value]]:
     """How many were tested with, where that is not the same in both conventions."""
     if names := [name for name in whole_sets(result.cell) if name in result.ood]:
-        yield (TEST, INPUTS), Value(len(result.test))
-        yield from (((name, INPUTS), Value(len(result.ood[name]))) for name in names)
+        yield (TEST, INPUTS), Value(float(len(result.test)))
+        yield from (((name, INPUTS), Value(float(len(result.ood[name])))) for name in names)
 
 
 def data_tested(run: Measured, name: str) -> str | None:
