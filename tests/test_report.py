@@ -630,6 +630,7 @@ def test_the_document_links_every_table_and_has_the_commands_last(report: Path):
     assert re.findall(r"^## (.*)", text, re.MULTILINE) == [
         "Coverage",
         "Agreement with the paper",
+        "Causes of disagreement",
         "The paper's claims",
         "Figures",
         "Tables",

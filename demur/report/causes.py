@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from demur.paper.agreement import LIMIT
 from demur.paper.causes import CAUSES, OPEN, Cause, Disagreement, disagreements
 from demur.report.compare import METRIC_TITLES
-from demur.report.sheet import Code, Link, Section, Sheet, Strong, Text
+from demur.report.sheet import Code, Section, Sheet, Strong, Text
 from demur.study.measuring import with_sign
 from demur.study.table import Measured
 
-NAME = "disagreements"
 POINTS = f"{100 * LIMIT:.0f} points"
+TITLE = f"All that differs by more than {POINTS}, published convention"
 
 
 def by_cause(cells: Sequence[Measured]) -> Section | None:
@@ -29,11 +29,8 @@ def by_cause(cells: Sequence[Measured]) -> Section | None:
     rows.append([Strong("all"), *(count(task, None) for task in (*tasks, None))])
     intro = (
         f"The values that differ by more than {POINTS} in the published convention. Each is counted once, at the "
-        "first cause that applies to it. That a cause applies does not show that it explains the whole difference. ",
-        Link("Every one of them", f"tables/{NAME}.md"),
-        "; ",
-        Link("the experiments", "../docs/reproduction/causes.md"),
-        ".",
+        "first cause that applies to it. That a cause applies does not show that it explains the whole difference. "
+        f"A table lists every one of them: {TITLE}."
     )
     notes = [(Strong((cause.title, ".")), f" {cause.known}") for cause in there]
     return Section("Causes of disagreement", [intro, Sheet(["cause", *tasks, "all"], rows, notes=notes)])
@@ -55,12 +52,12 @@ def line_by_line(cells: Sequence[Measured]) -> Sheet | None:
         ["task", "methods", "set", "cause", "measured less printed"],
         rows,
         names=4,
-        title=f"All that differs by more than {POINTS}, published convention",
+        title=TITLE,
         notes=(
             "In points of per cent. What several tables print is here once. What is known of each cause: RESULTS.md",
             "A mean is over the task's OOD sets; test is what is measured on test data",
         ),
-        name=NAME,
+        name="disagreements",
         written=True,
     )
 
