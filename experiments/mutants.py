@@ -23,6 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from mutations import Mutant, drawn
 
 ROOT = Path(__file__).parents[1]
@@ -37,21 +38,21 @@ MODULES = {
     "scores": ("scores", "metrics"),
     "measures": ("metrics",),
     "predictive": ("posterior", "scores"),
-    "posterior": ("posterior",),
+    "posterior": ("posterior", "kronecker"),
     "posterior_file": ("posterior", "model_file"),
-    "training": ("training", "checkpoint", "progress"),
+    "training": ("training", "checkpoint", "progress", "endings"),
     "graphs": ("training", "inference"),
     "checkpoint": ("checkpoint", "training"),
     "watching": ("endings",),
     "distributed": ("distributed",),
-    "inference/base": ("inference",),
-    "inference/map": ("training",),
+    "inference/base": ("inference", "threads"),
+    "inference/map": ("training", "endings"),
     "inference/ensemble": ("inference",),
     "inference/together": ("inference",),
     "inference/rules": ("fisher",),
     "inference/fisher": ("fisher", "kronecker"),
-    "inference/prior": ("inference",),
-    "inference/around": ("inference", "kronecker"),
+    "inference/prior": ("inference", "mistakes"),
+    "inference/around": ("inference", "kronecker", "threads"),
     "inference/laplace": ("fisher", "inference"),
     "inference/kronecker": ("kronecker",),
     "inference/identity": ("kronecker",),
@@ -101,7 +102,7 @@ def reason_for(result: dict, reasons: dict[tuple[str, str, str], str]) -> str | 
 
 def warm_up() -> None:
     """Import what is slow and not mutated, so that forks have it."""
-    for name in ("hypothesis", "matplotlib.figure", "pandas", "PIL.Image", "pyarrow.csv", "pyarrow.parquet", "pytest"):
+    for name in ("hypothesis", "matplotlib.figure", "pandas", "PIL.Image", "pyarrow.csv", "pyarrow.parquet"):
         __import__(name)
     for name in ("rich.progress", "safetensors.torch", "scipy.stats", "sklearn.datasets", "sklearn.metrics"):
         __import__(name)
@@ -121,26 +122,47 @@ class Watch:
         self.files = {str(copy / "demur" / f"{module}.py"): module for module in MODULES}
         self.out, self.trace = out, trace
         self.tests: dict[str, dict] = {}
+        self.lines: dict[str, set[int]] = {}
+        self.fixtures: dict[object, dict[str, set[int]]] = {}
 
     def pytest_runtest_protocol(self, item, nextitem):
         if not self.trace:
             return
-        lines: dict[str, set[int]] = {module: set() for module in MODULES}
+        self.item, self.lines = item, {module: set() for module in MODULES}
 
         def local(frame, event, arg):
-            lines[self.files[frame.f_code.co_filename]].add(frame.f_lineno)
+            self.lines[self.files[frame.f_code.co_filename]].add(frame.f_lineno)
             return local
 
         def calls(frame, event, arg):
             return local if frame.f_code.co_filename in self.files else None
 
-        self.tests[item.nodeid] = {"seconds": time.perf_counter(), "lines": lines}
+        self.tests[item.nodeid] = {"seconds": time.perf_counter(), "lines": self.lines}
         sys.settrace(calls)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef, request):
+        """What is made once for many tests counts as executed by all of them."""
+        if not self.trace or fixturedef.scope == "function":
+            return (yield)
+        outer = self.lines
+        self.lines = self.fixtures.setdefault(fixturedef, {module: set() for module in MODULES})
+        try:
+            return (yield)
+        finally:
+            for module, lines in self.lines.items():
+                outer.setdefault(module, set()).update(lines)
+            self.lines = outer
 
     def pytest_runtest_logfinish(self, nodeid, location):
         if self.trace:
             sys.settrace(None)
-            self.tests[nodeid]["seconds"] = time.perf_counter() - self.tests[nodeid]["seconds"]
+            test = self.tests[nodeid]
+            test["seconds"] = time.perf_counter() - test["seconds"]
+            for definitions in self.item._fixtureinfo.name2fixturedefs.values():
+                for definition in definitions:
+                    for module, lines in self.fixtures.get(definition, {}).items():
+                        test["lines"][module] |= lines
 
     def pytest_runtest_logreport(self, report):
         if report.failed:
@@ -168,8 +190,6 @@ def in_fork(copy: Path, tests: list[str], out: Path, limit: float, trace: bool =
         sys.dont_write_bytecode = not trace
         os.environ |= {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
         sys.path[:] = [str(copy), *(path for path in sys.path if path not in (str(ROOT), str(ROOT / "tests")))]
-        import pytest
-
         options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={copy}"]
         options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # hypothesis is there before pytest
         code = 3

@@ -13,6 +13,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from demur import distributed
 from demur.checkpoint import checkpointed
 from demur.classifier import Classifier
 from demur.classifier.readers import open_inputs
@@ -205,3 +206,51 @@ def test_messages_go_where_the_backend_sends_from(monkeypatch):
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]))
+
+
+@pytest.fixture
+def second_of_two(monkeypatch):
+    """As if this process were the second of two, the first of which has ones wherever this one has other values."""
+    token = distributed._rank_and_count.set((1, 2))
+    monkeypatch.setattr(distributed.dist, "get_backend", lambda: "gloo")
+    monkeypatch.setattr(distributed.dist, "all_reduce", lambda flat: flat.add_(1))
+    monkeypatch.setattr(distributed.dist, "broadcast", lambda value, source: value.fill_(1))
+    yield
+    distributed._rank_and_count.reset(token)
+
+
+def test_each_has_its_part_of_the_inliers_and_of_the_outliers_behind_them(second_of_two):
+    assert not distributed.is_first()
+    x, y = torch.arange(16).view(8, 2), torch.arange(4)
+    part, labels = own_part(x, y)
+    assert part.tolist() == [[2, 3], [6, 7], [10, 11], [14, 15]]
+    assert labels.tolist() == [1, 3]
+    assert own_part(x[:4], y)[0].tolist() == [[2, 3], [6, 7]]
+
+
+def test_gradients_and_statistics_are_averaged_and_what_has_no_gradient_is_left(second_of_two):
+    model = torch.nn.ModuleList([torch.nn.Linear(2, 1), torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(3)])
+    model[0].weight.grad = torch.tensor([[3.0, 5.0]])
+    assert distributed.average_gradients(model, torch.tensor(7.0)) == 4
+    assert model[0].weight.grad.tolist() == [[2, 3]]
+    assert model[1].weight.grad is None
+    distributed.average_statistics(model)
+    assert model[2].running_mean.tolist() == [0.5] * 3
+    assert model[2].running_var.tolist() == [1] * 3
+    assert distributed.as_the_first_says(0.5, 3) == (1, 1)
+
+
+@pytest.mark.parametrize("of_the_first", [5, 6])
+def test_networks_start_as_the_firsts_if_all_come_with_the_same(second_of_two, monkeypatch, of_the_first):
+    def gather(every, own):
+        every[0].fill_(of_the_first)
+        every[1].copy_(own)
+
+    monkeypatch.setattr(distributed.dist, "all_gather", gather)
+    model = torch.nn.Linear(2, 1)
+    if of_the_first == 6:
+        with pytest.raises(ValueError, match=r"do not train alike .*: \[6\], \[5\]"):
+            distributed.start_alike(model, 5)
+        return
+    distributed.start_alike(model, 5)
+    assert model.weight.tolist() == [[1, 1]]

@@ -20,6 +20,7 @@ from demur.tasks.augment import Jitter
 from demur.training import observed, train
 from demur.training_data import Recipe, Split, TrainingData, WatchedRecipe
 from demur.watching import Watch, curves_kept, next_turn, time_limited
+from tests.conftest import make_task
 
 
 def clouds(count: int, seed: int = 0, noise: float = 0.3) -> Split:
@@ -268,3 +269,10 @@ def test_thresholds_of_a_balanced_fit_are_those_of_the_data():
         coverages.append(1 - np.isin(answers.decision, ["unsure", "unknown"]).mean())
     assert recalls[1] > recalls[0] + 0.2
     assert all(0.91 < coverage < 0.99 for coverage in coverages)
+
+
+def test_a_curve_is_as_exact_as_what_was_measured():
+    task = make_task()
+    watch = Watch(mlp(3, inputs=4, hidden=(8,)), plain(3), task.training.train, None, {})
+    watch.look(1, 0.1)
+    assert watch.curve[0][:2] == (1, 0.1)

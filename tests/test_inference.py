@@ -11,9 +11,21 @@ import pytest
 import torch
 from torch import nn
 
-from demur.inference import INFERENCES, MAP, CyclicalSGHMC, Ensemble, Flipout, Laplace, VariationalBayes, ensemble
-from demur.inference.base import fit_parts
+from demur.inference import (
+    INFERENCES,
+    MAP,
+    CyclicalSGHMC,
+    Ensemble,
+    Flipout,
+    IdentityLaplace,
+    KroneckerLaplace,
+    Laplace,
+    VariationalBayes,
+    ensemble,
+)
+from demur.inference.base import check_copies, fit_parts, networks_in
 from demur.inference.fisher import diagonal_fisher
+from demur.inference.prior import HARM, PriorSearch, Trial
 from demur.inference.together import can_train_together, train_together
 from demur.likelihoods import LIKELIHOODS, none_class, plain
 from demur.methods import METHODS, parse_method
@@ -22,6 +34,7 @@ from demur.networks import mlp
 from demur.posterior import Gaussian, Point, Tuning
 from demur.posterior_file import load, save
 from demur.predictive import predict
+from demur.training import observed
 from demur.training_data import Fixed, Recipe, Split, TrainingData
 from tests.conftest import changed, make_task
 from tests.test_fisher import assert_mean_is
@@ -398,3 +411,53 @@ def test_one_of_each_is_enough(task, network, recipe):
         Ensemble(members=1),
     ):
         assert inference.fit(network, plain(3), task.training, recipe).num_samples == 1
+
+
+def test_networks_are_counted():
+    assert [networks_in(each) for each in (MAP(), Laplace(), Ensemble(members=3), Ensemble(Laplace(), 2))] == [
+        1,
+        1,
+        3,
+        2,
+    ]
+
+
+def test_a_network_that_could_not_be_copied_is_refused_and_stays_as_it_was(task):
+    model = mlp(3, inputs=4, hidden=(8,)).train()
+    check_copies(model, task.training)
+    assert model.training
+    model.again = model.features  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"module again.* stands in it twice; share its weights instead"):
+        check_copies(model, task.training)
+
+
+def test_every_laplace_tunes_alike():
+    every = Laplace(), KroneckerLaplace(), IdentityLaplace()
+    assert {(each.grid, each.slack, each.tuning_samples, each.num_samples) for each in every} == {
+        (tuple(10.0**k for k in range(-2, 9)), 0.01, 20, 20)
+    }
+
+
+def test_half_a_point_of_accuracy_is_what_doubt_may_cost():
+    trials = [Trial(1.0, 0.1, 0.1, accuracy, torch.zeros(1)) for accuracy in (0.505, 0.5, 0.499)]
+    assert [trial.accuracy for trial in PriorSearch()._sound(trials, trials[0])] == [0.505, 0.505 - HARM]
+    assert PriorSearch(criterion="brier")._sound(trials, trials[0]) == trials
+
+
+def test_few_is_fewer_than_fifteen():
+    for count in (14, 15):
+        losses = torch.tensor([0.1, 0.3] * count, dtype=torch.float64)[:count]
+        chosen, left = Trial(10.0, 0.2, 0.2, 1.0, losses), Trial(1.0, 0.2, 0.2, 1.0, losses.flip(0))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            PriorSearch()._warn_of_noise([chosen, left], chosen)
+        assert len(caught) == (count < 15)
+
+
+def test_networks_trained_together_tell_their_epochs(task):
+    recipes = [Recipe(epochs=3, batch_size=32, seed=seed) for seed in (1, 2)]
+    said = []
+    with observed(said.append):
+        train_together(NETWORKS["plain"], plain(3), task.training, recipes)
+    assert [(report.epoch, report.epochs) for report in said] == [(1, 3), (2, 3), (3, 3)]
+    assert all(report.loss > 0 for report in said)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import entropy as scipys_entropy
 from sklearn.metrics import auc, average_precision_score, log_loss, precision_recall_curve, roc_auc_score
 
-from demur.measures import ood_metrics
+from demur.measures import measures_with, ood_metrics
 from demur.metrics import (
     METRICS,
     Prediction,
@@ -25,9 +25,11 @@ from demur.metrics import (
     metric_named,
     mmc,
     nll,
+    spread,
 )
 from demur.scores import (
     MEASURED,
+    SCORES,
     entropy_score,
     max_prob_score,
     mutual_information_score,
@@ -329,3 +331,14 @@ def test_nothing_to_compare_is_refused():
     ):
         with pytest.raises(ValueError, match=says):
             Separation(positive, negative)
+
+
+def test_none_is_spread_over_the_classes_whatever_comes_before():
+    probs, none = torch.full((2, 5, 3), 0.2), torch.full((2, 5), 0.4)
+    torch.testing.assert_close(spread(probs, none), torch.full((2, 5, 3), 1 / 3))
+
+
+def test_what_is_measured_beside_the_usual_is_added_to_it():
+    more = measures_with(metrics=["accuracy"], scores=["energy"])
+    assert more.metrics == METRICS
+    assert more.scores == {**MEASURED, "energy": SCORES["energy"]}

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 import demur
 from demur.classifier import model_file
-from demur.classifier.model_file import MANIFEST, MODEL, PARTS, POSTERIOR
+from demur.classifier.model_file import MANIFEST, MODEL, PARTS, POSTERIOR, check_target
 from demur.networks import mlp
 
 X = np.random.default_rng(0).normal(size=(120, 3)) * 2
@@ -477,3 +477,9 @@ def test_an_untouched_posterior_passes_and_keeps_how_it_was_tuned(tmp_path):
     model.save(tmp_path / "model")
     reposted(tmp_path / "model", lambda header, tensors: None)
     assert demur.load_model(tmp_path / "model", device="cpu").posterior_.tuning == model.posterior_.tuning != None  # noqa: E711
+
+
+def test_nothing_is_written_below_a_file_however_it_may_be_run(tmp_path):
+    (tmp_path / "program").touch(0o755)
+    with pytest.raises(ValueError, match="program is no folder that you may write to"):
+        check_target(tmp_path / "program" / "model")

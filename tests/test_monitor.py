@@ -9,8 +9,12 @@ import pytest
 from scipy.special import gammaln
 from scipy.stats import beta, binom
 
+import demur
+from demur.classifier.readers import Batch, Inputs
 from demur.serving.answered import read_answers
-from demur.serving.monitor import PATIENCE, Bet, Monitor, Urn, cuts_of, rate_interval, reference_of
+from demur.serving.monitor import PATIENCE, Bet, Monitor, Urn, cuts_of, rate_interval, reference_of, to_json
+from demur.serving.recalibration import recalibrate
+from tests.serving import table
 
 COVERAGE = 0.9
 
@@ -174,3 +178,36 @@ def test_answers_are_read_as_predict_writes_them(tmp_path: Path):
     file.write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match="no column 'decision'"):
         list(read_answers(file))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("by_class", [False, True])
+def test_a_threshold_is_set_anew_by_what_is_fresh_and_told(by_class):
+    model = demur.Classifier("map+nc", by_class=by_class, epochs=3, device="cpu").fit(*table(200))
+    x, _ = table(150, seed=5)
+    batches, seen = [Batch(["a"] * 75, part) for part in (x[:75], x[75:])], list[int]()
+    for wrong in (0.0, 1.0, float("nan")):
+        with pytest.raises(ValueError, match="is not between 0 and 1"):
+            recalibrate(model, Inputs("tables", iter(batches)), wrong, seen.append)
+    fresh, found = recalibrate(model, Inputs("tables", iter(batches)), 0.8, seen.append)
+    assert seen == [75, 75]
+    assert (fresh.decision_.coverage, model.decision_.coverage) == (0.8, 0.95)
+    assert len(fresh.decision_.accept) == (2 if by_class else 1)
+    accepted = np.mean(~np.isin(model.decide(x), ["unsure", "unknown"]))
+    assert found.accepted == pytest.approx(accepted)
+    assert found.interval == rate_interval(round(accepted * 150), 150, 0.05)
+    assert np.mean(~np.isin(fresh.decide(x), ["unsure", "unknown"])) == pytest.approx(0.8, abs=0.03)
+    kept = np.concatenate([np.ravel(scores) for scores in fresh.calibration_.scores])
+    np.testing.assert_allclose(np.sort(kept), np.sort(model.outlier_score(x)), rtol=1e-6)
+    assert fresh.report_["recalibrated"] == {"inliers": 150, "accepted_before": found.accepted, "coverage_before": 0.95}
+    assert model.report_.get("recalibrated") is None
+    old = dict(found.lines())["old"]
+    limits = sorted(model.decision_.accept)
+    said = f"thresholds {limits[0]:.4g} to {limits[-1]:.4g}, by class" if by_class else f"threshold {limits[0]:.4g},"
+    assert old.startswith(said)
+
+
+def test_a_report_as_json_has_its_verdict():
+    report = Monitor([reference_of((), 100, 0.95)], 0.05).report()
+    assert to_json(report)["said"] == report.said
+    assert to_json(report)["level"] == report.level

@@ -14,7 +14,7 @@ from demur import posterior_file
 from demur.likelihoods import none_class, plain
 from demur.metrics import entropy, spread
 from demur.networks import lenet, mlp
-from demur.posterior import Gaussian, Mixture, Point
+from demur.posterior import MOST_SAMPLES, Gaussian, Mixture, Point, check_settings, keep_samples, kept_bytes
 from demur.posterior_file import load, read_about, save
 from demur.predictive import BLOCK, predict
 from demur.streams import generator_for
@@ -421,3 +421,28 @@ def test_a_draw_too_many_is_refused(x):
 def test_nothing_to_predict_is_refused():
     with pytest.raises(ValueError, match="empty"):
         predict(make("point"), plain(4), torch.zeros(0, 4))
+
+
+def test_as_many_samples_are_kept_as_there_is_room_for_each_as_it_was():
+    network = partial(mlp, inputs=4, hidden=(8,))
+    model = network(3)
+    variance = {name: torch.full_like(p, 0.1) for name, p in model.named_parameters()}
+    gaussian = Gaussian(model, variance, num_samples=5, seed=1)
+    each = 4 * sum(p.numel() for p in model.parameters())
+    for room, count in ((0, 0), (each - 1, 0), (2 * each, 2), (100 * each, 5)):
+        kept = keep_samples(gaussian, room)
+        assert kept_bytes(kept) == count * each
+        again = keep_samples(kept, room)
+        x = torch.randn(6, 4)
+        for sample in range(5):
+            assert torch.equal(kept.logits(x, sample), gaussian.logits(x, sample))
+            assert torch.equal(again.logits(x, sample), gaussian.logits(x, sample))
+    three = keep_samples(Mixture((gaussian, Point(model), gaussian, gaussian)), 7 * each)
+    assert [kept_bytes(part) for part in three.parts] == [5 * each, 0, 2 * each, 0]
+
+
+def test_a_million_samples_are_no_more_than_are_allowed():
+    check_settings(MOST_SAMPLES, 0, False)
+    for odd in (MOST_SAMPLES + 1, 0, 2.0, True):
+        with pytest.raises(ValueError, match="not a whole number from 1 to"):
+            check_settings(odd, 0, False)

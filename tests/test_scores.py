@@ -12,7 +12,7 @@ from sklearn.covariance import EmpiricalCovariance
 from sklearn.decomposition import PCA
 from sklearn.neighbors import NearestNeighbors
 
-from demur.feature_scores import Training, fit_knn, fit_rmds, knn, rmds
+from demur.feature_scores import Training, fit_knn, fit_rmds, fit_vim, knn, rmds
 from demur.inference import MAP, Ensemble, Laplace
 from demur.likelihoods import none_class, plain
 from demur.metrics import Prediction, Separation, accuracy
@@ -277,3 +277,31 @@ def test_what_is_not_there_is_said_in_a_sentence(digits):
     )
     with pytest.raises(ValueError, match=r"the network \(Sequential\) has no .features and .head"):
         predict(headless, plain(10), task.testing.test.x[:2], parts=("features",))
+
+
+def test_the_variance_of_logits_is_averaged_over_the_classes_alone():
+    variance = torch.tensor([[1.0, 2.0, 6.0, 100.0], [0.0, 0.0, 3.0, 100.0]])  # the last is none's
+    made = Prediction(torch.full((2, 3), 0.2), torch.full((2,), 0.4), torch.zeros(2), logit_variance=variance)
+    np.testing.assert_allclose(SCORES["logit_variance"](made), [3.0, 1.0])
+
+
+def test_the_principal_space_is_as_large_as_the_papers_code_has_it():
+    for width, left_out in ((10, 5), (767, 383), (768, 512)):
+        x = torch.randn(20, width, generator=torch.Generator().manual_seed(0))
+        training = Training(x, x[:, :3], torch.zeros(20, dtype=torch.long), torch.eye(3, width), torch.zeros(3))
+        assert fit_vim(training)["residual"].shape == (width, width - left_out)
+
+
+def test_a_function_becomes_a_score_under_its_name():
+    score = score_named("tests.test_scores:doubled")
+    made = Prediction(torch.tensor([[0.7, 0.3]]), None, torch.zeros(1))
+    assert (score.name, score.title) == ("tests.test_scores:doubled",) * 2
+    assert score(made) == pytest.approx([1.4])
+
+
+def doubled(prediction: Prediction):
+    return 2 * prediction.probs[:, 0].double().numpy()
+
+
+def test_what_drawings_show_side_by_side_differs_in_colour():
+    assert len({score.colour for score in MEASURED.values()} | {Score("x", "x", lambda *_: None).colour}) == 6

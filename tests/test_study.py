@@ -585,3 +585,23 @@ def test_every_cell_of_every_study_can_be_resolved():
     for cells in STUDIES.values():
         for cell in cells:
             resolve(replace(cell, outliers=cell.outliers or "smooth"), NOWHERE)
+
+
+def test_a_step_without_cells_makes_the_posterior_that_others_need(place: Place):
+    (cell,) = quick("map")
+    fit = resolve(cell, place.store)
+    step = engine.Step(folder_name(fit), fit, (), ())
+    assert step.further == {}
+    assert engine.attempt(step, place).failed is None
+    assert (place.folder(fit) / making.POSTERIOR).exists()
+    assert not (place.folder(fit) / PREDICTIONS).exists()
+
+
+def test_the_time_left_goes_by_cells_of_the_method_before_those_of_the_task(place: Place):
+    done, of_another, waiting = quick("map", "vb", "la")
+    for cell, seconds in ((done, 60.0), (of_another, 600.0)):
+        record = run_cell(cell, place) / "cell.json"
+        record.write_text(json.dumps(json.loads(record.read_text()) | {"seconds": {"fit": seconds}}))
+    other_seed = replace(done, seed=done.seed + 7)
+    assert engine.seconds_left(of([done, of_another, other_seed]), place) == "about 1.0 minutes left"
+    assert engine.seconds_left(of([done, of_another, waiting]), place) == "about 5.5 minutes left"

@@ -28,8 +28,9 @@ from demur.training import (
     seeded,
     set_rate,
     train,
+    warmed_up,
 )
-from demur.training_data import Fixed, Recipe, Split, TrainingData
+from demur.training_data import Fixed, Recipe, Split, TrainingData, WatchedRecipe
 from tests.conftest import changed, make_task
 
 
@@ -525,3 +526,29 @@ def test_ways_to_convolve_are_tried_unless_the_same_bits_are_wanted(
     with fastest_convolutions():
         assert torch.backends.cudnn.benchmark is tried
     assert torch.backends.cudnn.benchmark is before
+
+
+def test_a_warm_up_begins_at_nothing_and_ends_at_the_rate_itself():
+    assert [warmed_up(lambda done: 10 - done, 0.1, done) for done in (0.0, 0.05, 0.1, 0.5)] == [0, 4.975, 9.9, 9.5]
+
+
+def test_a_trunk_that_is_tuned_learns_at_a_rate_of_its_own_and_is_not_drawn_to_zero():
+    model = nn.Sequential()
+    model.features, model.head = nn.Linear(3, 4), nn.Linear(4, 2)  # type: ignore[assignment]
+
+    def own(recipe: Recipe) -> dict[tuple[float, float], int]:
+        groups = optimizer_for(model, recipe).param_groups
+        return {(group["lr"], group["weight_decay"]): len(group["params"]) for group in groups}
+
+    assert own(WatchedRecipe(lr=0.1, weight_decay=0.5, trunk_rate=0.25)) == {(0.1, 0.5): 2, (0.025, 0.0): 2}
+    assert own(WatchedRecipe(lr=0.1, weight_decay=0.5, trunk_rate=1)) == {(0.1, 0.5): 4}
+    assert own(Recipe(lr=0.1, weight_decay=0.5)) == {(0.1, 0.5): 4}
+
+
+def test_processes_are_asked_whether_they_train_alike_before_the_first_step(task, network, recipe, monkeypatch):
+    asked = []
+    monkeypatch.setattr("demur.training.start_alike", lambda *what: asked.append(what))
+    MAP().fit(network, plain(3), task.training, recipe)
+    ((model, *numbers),) = asked
+    assert isinstance(model, nn.Module)
+    assert numbers == [len(task.training.train), recipe.epochs, recipe.seed, 0]
