@@ -96,6 +96,95 @@ def test_rows_that_are_all_new_are_held_out_at_random(two, tmp_path):
     np.testing.assert_array_equal(after.held_out_, fresh.held_out_)
 
 
+def drawn(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    y = generator.integers(0, 2, count)
+    return generator.normal(size=(count, 6)) + y[:, None], y
+
+
+def rows_of(x: np.ndarray) -> set[bytes]:
+    return {row.tobytes() for row in x}
+
+
+def test_no_fit_of_several_calibrates_with_what_another_was_trained_with(tmp_path):
+    """Other inputs in between, and the first ones again: what the first fit held out is still known."""
+    (x, y), (more, labels) = drawn(200, 1), drawn(150, 2)
+    model = demur.Classifier("map+nc", epochs=1, device="cpu", warm_start=True).fit(x, y)
+    first = rows_of(x[model.held_out_])
+    model = again(model.set_params(random_state=1).fit(more, labels), tmp_path, random_state=2)
+    second = rows_of(more[model.fit(more, labels).held_out_])
+    assert rows_of(x[model.fit(x, y).held_out_]) == first
+    every, both = np.concatenate([x, more]), np.concatenate([y, labels])
+    assert rows_of(every[model.fit(every, both).held_out_]) == first | second
+
+
+def test_inputs_that_were_all_trained_with_cannot_calibrate(tmp_path):
+    x, y = drawn(200, 1)
+    model = demur.Classifier("map+nc", epochs=1, device="cpu", warm_start=True).fit(x, y)
+    trained = np.setdiff1d(np.arange(200), model.held_out_)
+    with pytest.raises(ValueError, match="cannot set its threshold"):
+        model.set_params(random_state=3).fit(x[trained], y[trained])
+    tuned = trained.tolist() + model.held_out_[: model.report_["tuned"]].tolist()
+    with pytest.raises(ValueError, match="cannot set its threshold"):
+        model.fit(x[tuned], y[tuned])
+    calibrated = trained.tolist() + model.held_out_[model.report_["tuned"] :].tolist()
+    model.fit(x[calibrated], y[calibrated])
+    assert rows_of(x[calibrated][model.held_out_]).isdisjoint(rows_of(x[trained]))
+
+
+def test_a_few_that_were_held_out_do_not_calibrate_alone(tmp_path):
+    """Among many new ones, as short texts or rows of categories are the same by chance."""
+    (x, y), (more, labels) = drawn(200, 1), drawn(400, 2)
+    before = demur.Classifier("map+nc", epochs=1, device="cpu").fit(x, y)
+    held_out, trained = rows_of(x[before.held_out_]), np.setdiff1d(np.arange(200), before.held_out_)[:50]
+    few = [*before.held_out_[[0, -1]], *trained]
+    after = again(before, tmp_path).fit(np.concatenate([x[few], more]), np.concatenate([y[few], labels]))
+    usual = demur.Classifier("map+nc", epochs=1, device="cpu").fit(more, labels).report_
+    assert after.report_["calibrated"] >= usual["calibrated"]
+    rows = rows_of(np.concatenate([x[few], more])[after.held_out_])
+    assert len(rows & held_out) == 2
+    assert rows.isdisjoint(rows_of(x[trained]))
+
+
+def test_outliers_that_were_trained_with_are_not_measured_with(tmp_path):
+    (x, y), outliers = drawn(200, 1), 9 * drawn(60, 3)[0]
+    before = demur.Classifier("map+nc", epochs=1, device="cpu", validation=0.3).fit(x, y, outliers)
+    known = before.held_out_hashes_["outliers"]
+    shown = np.array(
+        [row for row, each in zip(outliers, hash_rows(before.inputs(outliers)), strict=True) if each not in known]
+    )
+    after = again(before, tmp_path).fit(x, y, shown)
+    assert after.report_["unseen_outliers"] == 0
+    assert after.held_out_hashes_["outliers"] == known
+    new = 9 * drawn(40, 4)[0]
+    after = again(before, tmp_path).fit(x, y, np.concatenate([shown, new]))
+    assert set(after.held_out_hashes_["outliers"]) - set(known) <= set(hash_rows(after.inputs(new)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"tune": "all"}, "tune 'all'"),
+        ({"backbone": "minilm"}, "backbone 'minilm'"),
+        ({"network": "linear"}, "network"),
+    ],
+)
+def test_another_network_than_the_weights_are_of_is_refused(settings, named):
+    x, y = images(60)
+    backbone = Backbone.of(nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 4)), size=16)
+    model = demur.Classifier("map+nc", backbone=backbone, epochs=1, device="cpu", warm_start=True).fit(x, y)
+    with pytest.raises(ValueError, match=f"{named}.* is not that of the model"):
+        model.set_params(**settings).fit(x, y)
+
+
+def test_another_network_of_ones_own_is_refused(two):
+    model = demur.Classifier("map+nc", plain, epochs=1, device="cpu", warm_start=True).fit(*two)
+    for network in (Twice, "mlp"):
+        with pytest.raises(ValueError, match="network .* is not that of the model"):
+            model.set_params(network=network).fit(*two)
+    assert "continued" in model.set_params(network=plain).fit(*two).report_
+
+
 def test_outliers_that_were_measured_with_are_not_trained_with(wine, two, tmp_path):
     outliers = wine[0][wine[1] == "barbera"]
     before = demur.Classifier("map+nc", epochs=2, device="cpu", validation=0.3).fit(*two, outliers)

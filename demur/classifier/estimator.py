@@ -184,10 +184,9 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         codes = torch.from_numpy(indices)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         gaps = find_gaps(inputs) if isinstance(inputs, pd.DataFrame) else None
-        split = None if before is None else continuing.split_rows_again(inputs, codes, self, before, seed)
-        train, tuning, calibration = split or split_rows(
-            codes, self.validation, self.coverage, seed, self.by_class, gaps
-        )
+        usual = split_rows(codes, self.validation, self.coverage, seed, self.by_class, gaps)
+        again = None if before is None else continuing.split_rows_again(inputs, codes, self, before, seed, usual)
+        train, tuning, calibration = again or usual
         self.held_out_ = torch.cat([tuning, calibration]).numpy()
         if before is None:
             rows = kinds.take_rows(inputs, train)
@@ -200,8 +199,15 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         resampled = balance_rows(train, codes) if self.balance else train
         inside, tuned, calibrating = read(resampled), read(tuning), read(calibration)
         known = before.held_out_hashes_ if before is not None else None
-        name, source, unseen = gather_outliers(self, outliers, inside.x, tuned.x, seed, known)
-        self.held_out_hashes_ = continuing.hash_held_out(tuned.x, calibrating.x, None if outliers is None else unseen)
+        name, source, unseen, given = gather_outliers(self, outliers, inside.x, tuned.x, seed, known)
+        self.held_out_hashes_ = continuing.hash_fitted(
+            (inside.x, given),
+            tuned.x,
+            calibrating.x,
+            None if outliers is None else unseen,
+            known,
+            first=before is None,
+        )
         if self.backbone_ and self.tune == "head":
             self.encoder_, (inside, tuned, calibrating), source, unseen = as_features(
                 self.backbone_,

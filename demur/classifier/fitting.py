@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from demur.classifier.continuing import Hashes, find_rows, hash_rows
+from demur.classifier.continuing import TRAINED, Hashes, find_rows, find_trained, hash_rows
 from demur.classifier.decision import Decision, least_count
 from demur.inference import Inference, KroneckerLaplace, Laplace
 from demur.methods import Method
@@ -71,24 +71,32 @@ def split_outliers(
 ) -> tuple[Tensor, Tensor | None]:
     """Outliers to train with, and some to measure with; None of the latter where there are few.
 
-    Those that a fit before this held out, which are `known`, are held out again.
+    Those that the fits before this held out, which are `known`, are held out again, and none that one was trained with.
     """
-    again = find_rows(hash_rows(outliers), known["outliers"]) if known and known["outliers"] else None
-    if again is not None and again.any() and not again.all():
-        return outliers[~again], outliers[again]
-    if len(outliers) < FEWEST:
-        return outliers, None
-    count = min(UNSEEN, math.ceil(fraction * len(outliers)))
     order = torch.randperm(len(outliers), generator=generator_for("held out outliers", seed))
-    return outliers[order[count:].sort().values], outliers[order[:count].sort().values]
+    if known is not None:
+        hashes = hash_rows(outliers)
+        again = find_rows(hashes, known["outliers"])
+        if again.any() and not again.all():
+            return outliers[~again], outliers[again]
+        if TRAINED in known:
+            order = order[~find_trained(hashes, known)[order]]
+    if min(len(outliers), len(order)) < FEWEST:
+        return outliers, None
+    count = min(UNSEEN, math.ceil(fraction * len(outliers)), len(order))
+    measured = torch.zeros(len(outliers), dtype=torch.bool).index_fill_(0, order[:count], True)
+    if measured.all():
+        return outliers, None
+    return outliers[~measured], outliers[measured]
 
 
 def gather_outliers(
     model: "Classifier", outliers: Any, inliers: Tensor, held_out: Tensor, seed: int, known: Hashes | None = None
-) -> tuple[str, OutlierSource | None, Tensor | None]:
-    """Training outliers by name and source, and held-out ones of the same sort to measure abstention on.
+) -> tuple[str, OutlierSource | None, Tensor | None, Tensor | None]:
+    """Training outliers by name and source, held-out ones of the same sort to measure abstention on, and those of the
+    given ones that are trained with.
 
-    `known` is what a fit before this held out.
+    `known` is what the fits before this held out.
     """
     synthetic = parse(model.synthetic) if isinstance(model.synthetic, str) else model.synthetic
     if model.likelihood_.outside is None:
@@ -98,7 +106,7 @@ def gather_outliers(
                 f"outliers were given, but method {named!r} does not train with them; choose one with '+nc', "
                 "'+sl', '+ml' or '+oe', or leave them out"
             )
-        return "none", None, None
+        return "none", None, None, None
     if isinstance(outliers, str):
         raise ValueError(
             f"outliers {outliers!r} is a name; give inputs like X, or Classifier(synthetic={outliers!r}) to have "
@@ -119,13 +127,13 @@ def gather_outliers(
                 stacklevel=4,
             )
         held_out_source = build(shown, kind, held_out, groups=groups)
-        return str(shown), source, held_out_source.epoch(generator_for("unseen outliers", seed))
+        return str(shown), source, held_out_source.epoch(generator_for("unseen outliers", seed)), None
     given = model.inputs(outliers, "outliers")
     trained, unseen = split_outliers(given, model.validation, seed, known)
     shown = mix(given_ones(), *(leaves(synthetic) if synthetic else ()), *unseen_too)
     if kind == "images" and not any(isinstance(leaf, SpectrumMatched) for leaf in leaves(shown)):
         warn_if_sharpness_tells(inliers, trained)
-    return f"{len(given)} {shown}", build(shown, kind, inliers, given=trained, groups=groups), unseen
+    return f"{len(given)} {shown}", build(shown, kind, inliers, given=trained, groups=groups), unseen, trained
 
 
 def resolve_recipe(model: "Classifier", count: int, seed: int) -> Recipe:

@@ -16,7 +16,7 @@ from demur.classifier.abstaining import read_fitted, restore_score
 from demur.classifier.backbones import Backbone
 from demur.classifier.builders import describe_network
 from demur.classifier.conformal import calibration_from_json
-from demur.classifier.continuing import hashes_from_json
+from demur.classifier.continuing import hashes_from_json, hashes_to_json
 from demur.classifier.model_file import SCORE, read_model, write_model
 from demur.classifier.parameters import device_of
 from demur.classifier.saved import (
@@ -53,7 +53,7 @@ def save(model: "Classifier", path: str | Path) -> None:
             "wraps_logits": model.wraps_logits_,
             "decision": asdict(model.decision_),
             "calibration": model.calibration_ and asdict(model.calibration_),
-            "held_out": model.held_out_hashes_,
+            "held_out": hashes_to_json(model.held_out_hashes_),
             "report": model.report_,
             "versions": {"demur": demur.__version__, "torch": torch.__version__},
         },
