@@ -173,14 +173,14 @@ def test_another_network_than_the_weights_are_of_is_refused(settings, named):
     x, y = images(60)
     backbone = Backbone.of(nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 4)), size=16)
     model = demur.Classifier("map+nc", backbone=backbone, epochs=1, device="cpu", warm_start=True).fit(x, y)
-    with pytest.raises(ValueError, match=f"{named}.* is not that of the model"):
+    with pytest.raises(ValueError, match=rf"{named}.* is not that of the model"):
         model.set_params(**settings).fit(x, y)
 
 
 def test_another_network_of_ones_own_is_refused(two):
     model = demur.Classifier("map+nc", plain, epochs=1, device="cpu", warm_start=True).fit(*two)
     for network in (Twice, "mlp"):
-        with pytest.raises(ValueError, match="network .* is not that of the model"):
+        with pytest.raises(ValueError, match=r"network .* is not that of the model"):
             model.set_params(network=network).fit(*two)
     assert "continued" in model.set_params(network=plain).fit(*two).report_
 

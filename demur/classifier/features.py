@@ -84,8 +84,11 @@ def compute_features(trunk: nn.Module, x: Tensor, device: torch.device, cache: P
         features = {key: value for key in dict.fromkeys(keys) if (value := stored.read(key)) is not None}
         rows = [row for row, key in enumerate(keys) if key in features]
         some = rows[:: max(1, len(rows) // PROBES)]
-        if some and not _agree([features[keys[row]] for row in some], _compute(trunk, x[some], device, 0, len(x))):
-            features = {}
+        if some:
+            again = _compute(trunk, x[some], device, 0, len(x))
+            same = _agree([features[keys[row]] for row in some], again)
+            # damage can lie between the few that are compared
+            features = {key: value for key, value in features.items() if same and value.shape == again.shape[1:]}
         missing = [row for row, key in enumerate(keys) if key not in features]
         for start in range(0, len(missing), AT_ONCE):
             rows = missing[start : start + AT_ONCE]
