@@ -189,6 +189,19 @@ def test_features_that_are_none_are_computed_again(tmp_path, value):
     assert torch.equal(features.compute_features(Powers(1), x, CPU, tmp_path), first)
 
 
+def test_one_damaged_feature_among_many_is_computed_again(tmp_path):
+    """It lies between those that are compared."""
+    x = torch.arange(120 * 768).reshape(120, 3, 16, 16).float() / (120 * 768)
+    first = features.compute_features(Powers(1), x, CPU, tmp_path)
+    with sqlite3.connect(tmp_path / features.CACHE) as connection:
+        for (key,) in connection.execute("select key from features").fetchall():
+            whole = connection.execute("select value from features where key = ?", (key,)).fetchone()[0]
+            connection.execute("update features set value = ? where key = ?", (whole[:8], key))
+            connection.commit()
+            assert torch.equal(features.compute_features(Powers(1), x, CPU, tmp_path), first)
+    connection.close()
+
+
 def test_where_features_cannot_be_kept_they_are_computed(tmp_path, monkeypatch):
     x = torch.from_numpy(images(20)[0])
     features.compute_features(Powers(1), x[:2], CPU, tmp_path)

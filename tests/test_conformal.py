@@ -11,8 +11,9 @@ from sklearn.datasets import load_wine
 
 import demur
 from demur.classifier import conformal
+from demur.classifier import decision as decisions
 from demur.classifier.conformal import Calibration, benjamini_hochberg, calibration_of, conformal_p, measure_sets
-from demur.classifier.decision import calibrate_decision
+from demur.classifier.decision import calibrate_decision, score_of
 from demur.metrics import Prediction
 
 REPETITIONS = 200
@@ -117,10 +118,13 @@ def test_what_calibrates_is_grouped_by_label_and_cut_where_there_is_much_of_it(b
     decision = calibrate_decision(prediction, "none_share", 0.5, by_class)
     probs, given = conformal.class_probs(prediction), conformal.score_of(prediction, "none_share")
     for most in (60, 20):
-        monkeypatch.setattr(conformal, "MOST", most)
+        for module in (conformal, decisions):
+            monkeypatch.setattr(module, "MOST", most)
         made = calibration_of(prediction, y, decision)
         errors = [[1 - probs[i, y[i]] for i in range(most) if y[i] == code] for code in range(3)]
-        answered = [[given[i] for i in range(most) if not by_class or probs[i].argmax() == code] for code in range(3)]
+        answered = [[given[i] for i in range(60) if not by_class or probs[i].argmax() == code] for code in range(3)]
+        drawn = [np.random.default_rng(0).permutation(len(group))[:most] for group in answered]
+        answered = [[group[i] for i in rows] for group, rows in zip(answered, drawn, strict=True)]
         assert [list(each) for each in made.errors] == [sorted(each) for each in errors]
         assert [list(each) for each in made.scores] == [sorted(each) for each in answered[: 3 if by_class else 1]]
 
@@ -197,3 +201,20 @@ def test_scores_that_were_tampered_with_are_refused(model, tmp_path, change):
     json.loads((tmp_path / "model" / "model.json").read_text())
     with pytest.raises(ValueError, match="save it anew"):
         demur.load_model(tmp_path / "model")
+
+
+@pytest.mark.parametrize("by_class", [False, True])
+def test_more_inliers_than_are_kept_neither_contradict_the_limits_nor_depend_on_their_order(by_class):
+    """Sorted, as a file may be, by class and score: fresh ones still have uniform p-values."""
+    generator = torch.Generator().manual_seed(1)
+    probs = torch.softmax(2 * torch.randn(48_000, 3, generator=generator), 1)
+    inside, fresh = (Prediction(part, None, torch.zeros(len(part))) for part in probs.split([24_000, 24_000]))
+    order = np.lexsort([score_of(inside, "entropy"), inside.probs.argmax(1).numpy()])
+    given = Prediction(inside.probs[order], None, torch.zeros(24_000))
+    decision = calibrate_decision(given, "entropy", 0.9, by_class)
+    calibration = calibration_of(given, given.probs.argmax(1), decision)
+    p_values = calibration.p_values(fresh, decision)
+    np.testing.assert_array_equal(p_values > 1 - 0.9 + 1e-12, decision.accepts(fresh))
+    for level in (0.05, 0.2, 0.5):
+        assert abs((p_values <= level).mean() - level) < 0.015
+    assert all(len(group) <= 10_000 for group in calibration.scores)

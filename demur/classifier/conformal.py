@@ -24,11 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from demur.classifier.decision import Decision, by_answer, class_probs, score_of
+from demur.classifier.decision import MOST, Decision, by_answer, class_probs, draw_some, score_of
 from demur.metrics import Array, Prediction
 
 LEVEL = 0.9  # of the prediction sets that a report tells of
-MOST = 10_000  # scores that a model file keeps; of more inliers the first are taken, which are in random order
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,8 @@ def conformal_p(calibration: Array, values: Array) -> Array:
 
 
 def calibration_of(prediction: Prediction, y: Tensor, decision: Decision) -> Calibration:
-    """From the predictions of held-out inliers, the same that the decision's limits were calibrated with."""
+    """From the predictions of held-out inliers, the same that the decision's limits were calibrated with, in random
+    order."""
     probs, labels = class_probs(prediction)[:MOST], y.numpy(force=True)[:MOST]
     errors = 1 - probs[np.arange(len(labels)), labels]
     by_label = tuple(tuple(np.sort(errors[labels == code]).tolist()) for code in range(probs.shape[1]))
@@ -78,11 +78,11 @@ def calibration_of(prediction: Prediction, y: Tensor, decision: Decision) -> Cal
 
 def calibration_scores(prediction: Prediction, decision: Decision) -> tuple[tuple[float, ...], ...]:
     """Sorted, in as many groups as the decision has limits."""
-    scores, answered = score_of(prediction, decision.score)[:MOST], class_probs(prediction)[:MOST].argmax(1)
+    scores, answered = score_of(prediction, decision.score), class_probs(prediction).argmax(1)
     groups = [scores]
     if len(decision.accept) > 1:
         groups = by_answer(scores, answered, len(decision.accept), decision.coverage)
-    return tuple(tuple(np.sort(group).tolist()) for group in groups)
+    return tuple(tuple(np.sort(draw_some(group)).tolist()) for group in groups)
 
 
 def calibration_from_json(saved: Mapping[str, Any], decision: Decision, num_classes: int) -> Calibration | None:

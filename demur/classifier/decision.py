@@ -36,6 +36,7 @@ from demur.scores import SCORES, Score, score_named
 
 UNSURE, UNKNOWN = "unsure", "unknown"
 INVALID = "invalid"  # what a command answers on an input that cannot be read
+MOST = 10_000  # scores that a limit is set by, and that a model file keeps of it
 REST = 5  # one in so many inliers that are abstained on may be called unknown, where calibration has to say so
 
 
@@ -151,6 +152,7 @@ def calibrate_decision(prediction: Prediction, score: str, coverage: float, by_c
         answered = class_probs(prediction).argmax(1)
         _warn_of_few(answered, num_classes, coverage)
         groups = by_answer(scores, answered, num_classes, coverage)
+    groups = [draw_some(group) for group in groups]  # those that p-values are computed from, or the two would differ
     limits = [_limits_of(np.sort(group), coverage, score, num_classes) for group in groups]
     accept, unknown = zip(*limits, strict=True)
     if None in unknown:
@@ -169,6 +171,11 @@ def by_answer(scores: Array, answered: NDArray[np.int64], num_classes: int, cove
     few = [code for code, group in enumerate(groups) if len(group) < least_count(coverage)]
     together = np.concatenate([groups[code] for code in few]) if few else scores
     return [(together if len(together) else scores) if code in few else group for code, group in enumerate(groups)]
+
+
+def draw_some(scores: Array) -> Array:
+    """At most so many, at random: their order may be that of a file."""
+    return scores if len(scores) <= MOST else scores[np.random.default_rng(0).permutation(len(scores))[:MOST]]
 
 
 def _warn_of_few(answered: NDArray[np.int64], num_classes: int, coverage: float) -> None:
