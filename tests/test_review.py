@@ -1,6 +1,7 @@
 """Abstained inputs get labels in a page, and a model goes on with them."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -17,12 +18,14 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
+from starlette.testclient import TestClient
 
 import demur
 from demur.cli.program import run
 from demur.serving.app import Settings
 from demur.serving.keeping import Keeper
 from demur.serving.review import Review, read_reviewed, shown
+from demur.serving.review_page import create_review
 from tests.serving import ask, images, inputs_for, save_models, served, table, texts
 from tests.test_page import browser  # noqa: F401 (a fixture)
 from tests.test_serving_commands import answer
@@ -302,3 +305,35 @@ def test_settings_are_the_models_unless_they_are_given(called, models, tmp_path)
     assert (same.report_["method"], same.coverage, same.epochs, same.random_state) == ("map+oe", 0.9, 3, 5)
     assert (other.report_["method"], other.coverage, other.random_state) == ("la+nc", 0.8, 5)
     assert other.report_["continued"]["weights"] == same.report_["continued"]["weights"]  # and a fresh none class
+
+
+def test_inputs_that_are_odd_or_gone_do_not_stop_the_page(folder: Path):
+    """A verdict on a row with NaN, as JSON of Python has it, is written and said to be; what cannot be read is told."""
+    review = Review(folder)
+    first, second, third, fourth, *_ = review.ids()
+    record = json.loads((folder / f"abstained-{first}.json").read_text())
+    record["input"]["a"], record["outlier_score"] = math.nan, math.inf
+    (folder / f"abstained-{first}.json").write_text(json.dumps(record))
+    (folder / f"abstained-{second}.json").write_text(json.dumps(record | {"kind": "texts", "input": "half \ud83d"}))
+    (folder / f"abstained-{third}.json").unlink()
+    (folder / f"abstained-{third}.json").symlink_to(folder / "nothing")
+    (folder / f"abstained-{fourth}.json").unlink()
+    (folder / f"abstained-{fourth}.json").mkdir()
+    client = TestClient(create_review(review, "secret"), headers={"authorization": "Bearer secret"})
+    sorts = {each["id"]: each["sort"] for each in client.get("/v1/review").json()["inputs"]}
+    assert sorts[third] == sorts[fourth] == "unreadable"
+    assert client.get(f"/v1/review/{second}").json()["text"] == "half ?"
+    assert client.get(f"/v1/review/{third}").status_code == 404
+    for id in (first, second):
+        answered = client.post(f"/v1/review/{id}", json={"verdict": "class", "given": "other"})
+        assert (answered.status_code, answered.json()["given"]) == (200, "other")
+        assert review.record(id)["given"] == "other"
+
+
+def test_a_verdict_that_is_damaged_is_not_left_out_in_silence(folder: Path, models):
+    first, second, *_ = Review(folder).ids()
+    for id in (first, second):
+        Review(folder).judge(id, "junk")
+    (folder / f"reviewed-{second}.json").write_text("{")
+    with pytest.raises(ValueError, match=f"reviewed-{second}.json is no abstained input"):
+        read_reviewed(folder, demur.load_model(models["table"], device="cpu"))

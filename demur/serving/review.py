@@ -85,7 +85,9 @@ class Review:
 def read_record(file: Path) -> Record:
     try:
         record = json.loads(file.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
+    except FileNotFoundError:  # by now
+        raise Refused(f"{file.name} is no longer there; the server keeps the newest only", 404) from None
+    except (ValueError, OSError, RecursionError) as error:
         raise Refused(f"{file} is no abstained input ({error}); move it away") from None
     if not isinstance(record, dict) or "input" not in record or not isinstance(record.get("model"), str):
         raise Refused(f"{file} is no abstained input (it has no input and model); move it away")
@@ -148,7 +150,12 @@ def read_reviewed(folder: str | Path, model: Classifier, name: str | None = None
     Where the folder has those of several models, `name` says which: what the server called it.
     """
     review = Review(Path(folder))
-    judged = [record for _, record in review.records() if record is not None and record["verdict"] is not None]
+    judged = []
+    for id, record in review.records():
+        if record is None and (review.folder / f"{REVIEWED}{id}.json").exists():
+            record = review.record(id)  # says what is wrong with it: a verdict is not to be lost without a word
+        if record is not None and record["verdict"] is not None:
+            judged.append(record)
     if not judged:
         raise ValueError(f"{folder} has no reviewed inputs; demur review {folder} is where they get their labels")
     models = sorted({record["model"] for record in judged})

@@ -39,9 +39,9 @@ def create_review(review: Review, token: str) -> ASGIApp:
         return told(id, review.record(id))
 
     @app.post("/v1/review/{id}")
-    async def judge(id: str, request: Request) -> JSONResponse:
+    async def judge(id: str, request: Request) -> dict[str, Any]:
         given = parsed(await request.body())
-        return JSONResponse(told(id, review.judge(id, given.get("verdict"), given.get("given"))))
+        return told(id, review.judge(id, given.get("verdict"), given.get("given")))
 
     @app.exception_handler(OSError)
     async def unwritten(request: Request, error: OSError) -> JSONResponse:
@@ -76,6 +76,8 @@ def told(id: str, record: Record) -> dict[str, Any]:
 def as_shown(record: Record) -> dict[str, Any]:
     """As `shown` gives it, an image as one that every browser draws."""
     found = dict(shown(record))
+    if "text" in found:  # half a character, which JSON can hold and UTF-8 cannot
+        return {"text": found["text"].encode("utf-8", "replace").decode()}
     if "image" not in found:
         return found
     try:
