@@ -129,6 +129,42 @@ def test_a_run_that_was_stopped_goes_on_and_answers_nothing_twice(
     assert run(models["image"], inputs, out).inputs == 0
 
 
+def test_a_run_whose_output_another_takes_adds_nothing_to_it(
+    models: dict[str, Path], tmp_path: Path, cut_small: None
+) -> None:
+    """With --overwrite, by another model or of other inputs: else the parts would be of both."""
+    inputs, other = write_inputs("image", tmp_path / "inputs"), write_inputs("image", tmp_path / "other")
+    (other / "000.png").write_bytes(png(images(2, seed=5)[0][1, 0]))
+    out, classifier = tmp_path / "out", Classifier.load(models["image"], device="cpu")
+
+    def overtaken(job: Job, given: Sequence[Fragment]) -> Iterator[Outcome]:
+        yield attempt(classifier, job, given[0])
+        run(models["image"], other, out, overwrite=True)
+        for fragment in given[1:]:
+            yield attempt(classifier, job, fragment)
+
+    with pytest.raises(ValueError, match="was taken by another run"):
+        run(models["image"], inputs, out, overtaken)
+    run(models["image"], other, tmp_path / "whole")
+    pd.testing.assert_frame_equal(frame(out), frame(tmp_path / "whole"))
+    assert run(models["image"], other, out).inputs == 0
+
+
+def test_a_link_in_a_url_is_followed_as_in_a_path(models: dict[str, Path], tmp_path: Path) -> None:
+    """Answers must not come to lie among the inputs."""
+    inputs = write_inputs("table", tmp_path / "inputs")
+    (tmp_path / "link").symlink_to(inputs)
+    with pytest.raises(ValueError, match="is where the inputs are"):
+        predict_parts(
+            locate(f"file://{tmp_path}/link"),
+            locate(f"file://{inputs}/out"),
+            "tables",
+            "hash",
+            answering.on_this_machine(Classifier.load(models["table"], device="cpu")),
+        )
+    assert not (inputs / "out").exists()
+
+
 def test_what_is_there_of_other_inputs_or_somebody_else_stays(models: dict[str, Path], tmp_path: Path) -> None:
     inputs, out = write_inputs("image", tmp_path / "inputs"), tmp_path / "out.parquet"
     run(models["image"], inputs, out)

@@ -76,7 +76,7 @@ def predict_parts(
         model, _ = sharing.fetch_model(str(model))
     to, at = locate(out), locate(inputs)
     if to.is_local:
-        check_folder(Path(out), overwrite, model=model, writes=[MANIFEST], marks={MANIFEST: b"\\{"})
+        check_folder(Path(to.path), overwrite, model=model, writes=[MANIFEST], marks={MANIFEST: b"\\{"})
     classifier = Classifier.load(model, device="cpu" if engine == "ray" else parse_device(device))
     chosen = on_ray(model, device, address) if engine == "ray" else answering.on_this_machine(classifier)
     with counting(_shown(inputs)) as count:

@@ -7,16 +7,18 @@ import pyarrow as pa
 
 from demur.classifier import Classifier
 from demur.scale.fragments import Fragment, Source, list_inputs, read_fragment
-from demur.scale.parts import Manifest, answer, open_output, parts_in, remove_unfinished, write_part
+from demur.scale.parts import Manifest, answer, check_still_ours, open_output, parts_in, remove_unfinished, write_part
 from demur.scale.places import Location
 
 
 @dataclass(frozen=True)
 class Job:
-    """What every worker knows: where inputs are, where answers go, and whether an input may be invalid."""
+    """What every worker knows: where inputs are, where answers go, what these are of, and whether an input may be
+    invalid."""
 
     source: Source
     to: Location
+    manifest: Manifest
     tolerant: bool
 
 
@@ -58,10 +60,11 @@ def predict_parts(
         raise ValueError(f"{to.name} is where the inputs are; name another folder for the answers")
     source = list_inputs(inputs, kind)
     total = len(source.fragments)
-    kept = open_output(to, Manifest(model, source.fingerprint, total, strict), overwrite)
+    manifest = Manifest(model, source.fingerprint, total, strict)
+    kept = open_output(to, manifest, overwrite)
     left = [fragment for fragment in source.fragments if fragment.number not in kept]
     failed, done, invalid, reason = list[str](), 0, 0, ""
-    for outcome in engine(Job(source, to, not strict), left) if left else ():
+    for outcome in engine(Job(source, to, manifest, not strict), left) if left else ():
         if outcome.failed:
             if strict:
                 raise ValueError(outcome.reason)
@@ -72,6 +75,7 @@ def predict_parts(
     if failed:
         more = f" ({len(failed):,} of {total:,} parts failed)" if len(failed) > 1 else ""
         raise ValueError(f"{failed[0]}{more}; the others are in {to.name}, and the same command goes on from there")
+    check_still_ours(to, manifest)
     missing = total - len(parts_in(to))
     if missing:
         raise ValueError(
@@ -95,7 +99,7 @@ def attempt(classifier: Classifier, job: Job, fragment: Fragment) -> Outcome:
             yield answer(classifier, batch)
 
     try:
-        write_part(job.to, fragment.number, answers())
+        write_part(job.to, fragment.number, answers(), job.manifest)
     except (ValueError, OSError) as error:
         return Outcome(0, reason=" ".join(str(error).split()), failed=True)
     return Outcome(inputs, invalid, reason)

@@ -65,8 +65,9 @@ def part_name(number: int) -> str:
     return f"part-{number:06}.parquet"
 
 
-def write_part(to: Location, number: int, answers: Iterable[pa.Table]) -> None:
-    """Whole or not at all; whoever writes the same part at the same time writes the same."""
+def write_part(to: Location, number: int, answers: Iterable[pa.Table], manifest: Manifest) -> None:
+    """Whole or not at all; whoever writes the same part at the same time writes the same, or has replaced the output,
+    and then this run's answers do not belong there."""
     unfinished = f"{to.path}/_unfinished-{uuid.uuid4().hex}"
     try:
         with to.files.open_output_stream(unfinished) as stream, pq.ParquetWriter(stream, SCHEMA) as writer:
@@ -77,6 +78,7 @@ def write_part(to: Location, number: int, answers: Iterable[pa.Table]) -> None:
                     writer.write_table(pa.concat_tables(waiting))
                     waiting = []
             writer.write_table(pa.concat_tables([*waiting, SCHEMA.empty_table()]))
+        check_still_ours(to, manifest)
         to.files.move(unfinished, f"{to.path}/{part_name(number)}")
     except BaseException as error:
         if isinstance(error, OSError) and number in parts_in(to):  # by another run, which then tidied up
@@ -110,6 +112,13 @@ def open_output(to: Location, manifest: Manifest, overwrite: bool) -> set[int]:
         stream.write(_bytes(manifest))
     to.files.move(unfinished, f"{to.path}/{MANIFEST}")
     return set()
+
+
+def check_still_ours(to: Location, manifest: Manifest) -> None:
+    """Refuse to go on where another run has taken the output with --overwrite."""
+    there = to.files.get_file_info(f"{to.path}/{MANIFEST}").type == fs.FileType.File
+    if not there or _read_manifest(to) != asdict(manifest):
+        raise ValueError(f"{to.name} was taken by another run, of other inputs or another model; name another folder")
 
 
 def _read_manifest(to: Location) -> dict[str, Any] | None:

@@ -40,4 +40,6 @@ def locate(named: str) -> Location:
     except (pa.ArrowException, OSError, ValueError) as error:
         # Arrow's own message would show the URL, and its keys
         raise ValueError(f"a URL of {scheme}:// cannot be opened ({type(error).__name__}); {KNOWN}") from None
+    if isinstance(files, fs.LocalFileSystem):  # links are followed, as in a path
+        path = Path(path).resolve().as_posix()
     return Location(files, path.rstrip("/"), f"{scheme}://{path}")
