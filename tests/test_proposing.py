@@ -211,6 +211,25 @@ def test_nothing_is_replaced(mine, tmp_path):
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
 
 
+@pytest.mark.parametrize("suffix", ["", ".csv"])
+def test_nothing_half_written_stays(suffix, tmp_path, monkeypatch):
+    """On a full disk, or when the command is stopped."""
+    from demur.classifier import proposing
+    from demur.cli import outliers as command
+
+    def stops(path, suffix, pools):
+        if not suffix:
+            path.mkdir()
+            path = path / "00000.png"
+        path.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(proposing, "write_inputs", stops)
+    with pytest.raises(OSError, match="No space left"):
+        command._write(tmp_path / f"shown{suffix}", [])
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_is_no_source_is_refused(mine, tmp_path):
     for source, reason in (
         ("nothing/here", "nothing/here does not exist"),

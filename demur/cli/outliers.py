@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -129,7 +130,11 @@ def _write(out: Path, chosen: "Sequence[Selection]") -> None:
     from demur.classifier.proposing import write_inputs
 
     part = unfinished(out.absolute())
-    write_inputs(part, out.suffix if out.suffix in FILES else "", [each.shown for each in chosen])
-    if out.is_dir():  # empty, as was seen
-        out.rmdir()
-    os.replace(part, out)
+    try:
+        write_inputs(part, out.suffix if out.suffix in FILES else "", [each.shown for each in chosen])
+        if out.is_dir():  # empty, as was seen
+            out.rmdir()
+        os.replace(part, out)
+    except BaseException:  # an interrupt, too: nothing half-written stays
+        shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
+        raise
