@@ -263,8 +263,10 @@ def split_rows_again(
 
 def hashes_to_json(hashes: Hashes | None) -> dict[str, Any] | None:
     """The many that were trained with as one string."""
-    if hashes is None or TRAINED not in hashes:
-        return hashes and dict(hashes)
+    if hashes is None:
+        return None
+    if TRAINED not in hashes:
+        return dict(hashes)
     return {**hashes, TRAINED: "".join(hashes[TRAINED])}
 
 
