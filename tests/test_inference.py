@@ -439,15 +439,31 @@ def test_every_laplace_tunes_alike():
 
 
 def test_half_a_point_of_accuracy_is_what_doubt_may_cost():
-    trials = [Trial(1.0, 0.1, 0.1, accuracy, torch.zeros(1)) for accuracy in (0.505, 0.5, 0.499)]
+    answers = torch.zeros(200)
+    trials = [Trial(1.0, 0.1, 0.1, accuracy, torch.zeros(200), answers) for accuracy in (0.505, 0.5, 0.499)]
     assert [trial.accuracy for trial in PriorSearch()._sound(trials, trials[0])] == [0.505, 0.505 - HARM]
     assert PriorSearch(criterion="brier")._sound(trials, trials[0]) == trials
+
+
+@pytest.mark.parametrize("criterion", ["nll", "brier"])
+@pytest.mark.parametrize("count", [199, 200])
+def test_few_inputs_allow_no_other_answer(count, criterion):
+    """One input is answered otherwise, and it is as wrong as before: accuracy cannot tell."""
+    one = torch.zeros(count).index_fill(0, torch.tensor([3]), 1)
+    at_map, same, other = (
+        Trial(precision, 0.1, 0.1, 0.9, torch.zeros(count), answers)
+        for precision, answers in [(math.inf, one), (10.0, one), (1.0, 2 * one)]
+    )
+    sound = [same, other] if criterion == "brier" or count == 200 else [same]
+    assert PriorSearch(criterion=criterion)._sound([same, other], at_map) == sound
 
 
 def test_few_is_fewer_than_fifteen():
     for count in (14, 15):
         losses = torch.tensor([0.1, 0.3] * count, dtype=torch.float64)[:count]
-        chosen, left = Trial(10.0, 0.2, 0.2, 1.0, losses), Trial(1.0, 0.2, 0.2, 1.0, losses.flip(0))
+        answers = torch.zeros(count)
+        chosen = Trial(10.0, 0.2, 0.2, 1.0, losses, answers)
+        left = Trial(1.0, 0.2, 0.2, 1.0, losses.flip(0), answers)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             PriorSearch()._warn_of_noise([chosen, left], chosen)

@@ -172,7 +172,7 @@ def test_predicting_leaves_every_fitted_network_untouched(name: str, task, recip
 
 def trial(precision: float, losses: list[float]) -> Trial:
     mean = sum(losses) / len(losses)
-    return Trial(precision, mean, mean, 1.0, torch.tensor(losses, dtype=torch.float64))
+    return Trial(precision, mean, mean, 1.0, torch.tensor(losses, dtype=torch.float64), torch.zeros(len(losses)))
 
 
 def test_a_prior_that_few_inputs_cannot_decide_on_is_told_with_figures(recwarn: pytest.WarningsRecorder):

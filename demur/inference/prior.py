@@ -30,6 +30,7 @@ class Trial:
     nll: float
     accuracy: float
     losses: Tensor = field(compare=False, repr=False)  # the negative log-likelihood of every input, (N,)
+    answers: Tensor = field(compare=False, repr=False)  # the most probable class of every input, (N,)
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,9 @@ class PriorSearch:
     of `grid` is taken whose NLL exceeds the best, the MAP network's included, by no more than the fraction `slack`, and
     whose accuracy is at most half a point below the MAP network's: the most doubt that costs next to nothing. Where no
     precision of the grid will do, greater ones are tried, which come ever closer to the MAP network.
+
+    Of fewer than 200 inputs half a point is less than one: that accuracy is the same may then be luck. So there the
+    class of no input may change, whether it was right or wrong.
 
     The criterion `brier` is the paper's code's: the best Brier score, whatever becomes of likelihood and accuracy.
     """
@@ -56,7 +60,7 @@ class PriorSearch:
             prediction = predict(posterior, likelihood, held_out.x)
             by_nll, losses = nll(prediction, y), -prediction.probs.double()[range(len(y)), y.cpu()].log()
             criterion = by_nll if self.criterion == "nll" else brier(prediction, y)
-            return Trial(precision, criterion, by_nll, accuracy(prediction, y), losses)
+            return Trial(precision, criterion, by_nll, accuracy(prediction, y), losses, prediction.probs.argmax(1))
 
         at_map = attempt(point, math.inf)
         trials: list[Trial] = []
@@ -79,7 +83,11 @@ class PriorSearch:
 
     def _sound(self, trials: Sequence[Trial], at_map: Trial) -> list[Trial]:
         """Those that answer as well as the MAP network."""
-        return [trial for trial in trials if self.criterion == "brier" or trial.accuracy >= at_map.accuracy - HARM]
+        if self.criterion == "brier":
+            return list(trials)
+        if len(at_map.answers) * HARM < 1:
+            return [trial for trial in trials if bool((trial.answers == at_map.answers).all())]
+        return [trial for trial in trials if trial.accuracy >= at_map.accuracy - HARM]
 
     def _best(self, trials: Sequence[Trial], at_map: Trial) -> float:
         limit = [at_map] if self.criterion == "nll" else []
