@@ -1,11 +1,13 @@
 """Training that ends: when its time is up, or when validation data say that it learns nothing more."""
 
 import math
+import statistics
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -17,22 +19,39 @@ from demur.networks import own_input
 from demur.training_data import Split
 
 BATCH = 256  # validation inputs that are looked at together
+LATEST = 5  # looks that say how fast the machine is now
 
 
 @dataclass
 class Clock:
-    """When all training must be over, and how many networks are yet to be trained till then."""
+    """When everything must be over, how many networks are yet to be trained, and what is to follow their training."""
 
     ends: float
     networks: int
+    rest: float = 0.0  # seconds for what follows, at the pace at which a look at the validation data takes `look`
+    look: float = 0.0
+    least: float = 0.0  # of the time, the fraction that training gets in any case
+    begun: float = field(default_factory=lambda: time.monotonic())
+    looks: deque[float] = field(default_factory=lambda: deque(maxlen=LATEST))  # seconds of each
+
+    @property
+    def training_ends(self) -> float:
+        """As much before the end as what follows will take at the pace of the latest looks."""
+        pace = statistics.median(self.looks) / self.look if self.look and self.looks else 1.0
+        return max(self.begun + self.least * (self.ends - self.begun), self.ends - pace * self.rest)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One network's part of the time."""
+    """One network's part of the time, which is one of `networks` equal ones."""
 
     begun: float
-    ends: float
+    clock: Clock
+    networks: int
+
+    @property
+    def ends(self) -> float:
+        return self.begun + max(0.0, self.clock.training_ends - self.begun) / self.networks
 
     def done(self) -> float:
         """The fraction of it that is over."""
@@ -46,12 +65,16 @@ _clock: ContextVar[Clock | None] = ContextVar("clock", default=None)
 
 
 @contextmanager
-def time_limited(seconds: float, networks: int) -> Iterator[None]:
+def time_limited(
+    seconds: float, networks: int, *, rest: float = 0.0, look: float = 0.0, least: float = 0.0
+) -> Iterator[None]:
     """Have the networks that are trained inside the block be done in time, one after another, each in an equal part.
 
-    What is left unused by one is the others'. The learning rate has come to its end when time is up.
+    What is left unused by one is the others'. The learning rate has come to its end when time is up. Of the time `rest`
+    seconds are kept for what follows training; more, or less, where a look at the validation data takes longer than
+    `look` seconds, or shorter. The fraction `least` is training's in any case.
     """
-    token = _clock.set(Clock(time.monotonic() + seconds, networks))
+    token = _clock.set(Clock(time.monotonic() + seconds, networks, rest, look, least))
     try:
         yield
     finally:
@@ -63,8 +86,7 @@ def next_turn() -> Turn | None:
     clock = _clock.get()
     if clock is None:
         return None
-    now = time.monotonic()
-    turn = Turn(now, now + max(0.0, clock.ends - now) / max(1, clock.networks))
+    turn = Turn(time.monotonic(), clock, max(1, clock.networks))
     clock.networks -= 1
     return turn
 
@@ -102,7 +124,10 @@ class Watch:
 
     def look(self, epoch: int, loss: float) -> float:
         """Measure, and keep the weights if they are the best so far; the accuracy."""
-        nll, accuracy = self._measured()
+        begun = time.monotonic()
+        nll, accuracy = self.measure()
+        if (clock := _clock.get()) is not None:
+            clock.looks.append(time.monotonic() - begun)
         best = min((row[2] for row in self.curve), default=math.inf)
         row = torch.tensor([[epoch, loss, nll, accuracy]], dtype=torch.float64)
         self.kept["curve"] = torch.cat([self.kept["curve"], row]) if "curve" in self.kept else row
@@ -127,7 +152,7 @@ class Watch:
             curves.append(self.curve)
 
     @torch.no_grad()
-    def _measured(self) -> tuple[float, float]:
+    def measure(self) -> tuple[float, float]:
         """Negative log-likelihood and accuracy on the validation data."""
         mode = self.model.training
         self.model.eval()

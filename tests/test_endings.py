@@ -154,6 +154,39 @@ def test_a_classifiers_training_ends_in_time_and_is_told(clock):
     assert told[-1].accuracy is not None
 
 
+class Pace:
+    """Time that passes as inputs go through a network: seconds of each, another number from a certain time on."""
+
+    def __init__(self, monkeypatch, first: float, later: float, changes: float = 20.0) -> None:
+        self.now, self.first, self.later, self.changes = 0.0, first, later, changes
+        stopped = SimpleNamespace(monotonic=lambda: self.now, perf_counter=lambda: self.now)
+        monkeypatch.setattr("demur.watching.time", stopped)
+        monkeypatch.setattr("demur.classifier.limits.time", stopped)
+        monkeypatch.setattr("demur.classifier.estimator.perf_counter", lambda: self.now)
+
+    def __deepcopy__(self, memo: dict) -> "Pace":
+        return self
+
+    def network(self, num_outputs: int) -> torch.nn.Module:
+        model = mlp(num_outputs, inputs=2, hidden=(8,))
+        model.features.register_forward_pre_hook(self.spend)
+        return model
+
+    def spend(self, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        self.now += len(inputs[0]) * (self.first if self.now < self.changes else self.later)
+
+
+@pytest.mark.filterwarnings("ignore:the best prior precision", "ignore:every prior precision")
+@pytest.mark.parametrize("later", [0.001, 0.01, 0.0001])
+def test_a_limit_holds_what_comes_after_training_however_the_machine_slows_down(monkeypatch, later):
+    x, y = np.random.default_rng(0).normal(size=(300, 2)) + 2 * (np.arange(300) % 2)[:, None], np.arange(300) % 2
+    pace = Pace(monkeypatch, 0.001, later)
+    model = demur.Classifier("la", pace.network, kind="ready", epochs=10**6, time_limit=100, device="cpu").fit(x, y)
+    assert model.report_["laplace_over"] == "all"
+    assert 70 < pace.now < 110
+    assert model.report_["seconds"] == pace.now
+
+
 @pytest.mark.parametrize(
     ("limit", "seconds"), [(None, None), (90, 90), ("90", 90), ("90s", 90), ("1.5m", 90), ("10 min", 600), ("2h", 7200)]
 )
@@ -191,11 +224,18 @@ def test_a_long_fit_is_announced(monkeypatch):
 
 
 def test_the_cost_of_a_fit_counts_passes():
-    cost, data = Cost(forward=1.0, step=10.0), TrainingData(clouds(60), clouds(20))
-    assert cost.training(data, Recipe(epochs=3, batch_size=20), networks=5) == 5 * 3 * 3 * 10
+    cost = Cost(forward=1.0, step=10.0, draw=0.01, curvature=5.0, look=100.0)
+    data = TrainingData(clouds(60), clouds(20))
+    assert cost.training(data, Recipe(epochs=3, batch_size=20), networks=5) == 5 * 3 * (3 * 10 + 100)
+    passes = 2 * 60 * 5 + 20  # curvature; the MAP network on the inputs that tune
     laplace = demur.Laplace(over="head", grid=(1.0, 10.0))
-    assert cost.after_training(laplace, data, num_predicted=7) == 7 + 2 * 60 + 20 * 2
-    assert cost.after_training(demur.MAP(), data, num_predicted=7) == 7
+    assert cost.after_training(laplace, data, num_predicted=7) == pytest.approx(passes + 7 + 20 * 2 + 0.01 * 20 * 5)
+    everywhere = demur.Laplace(grid=(1.0, 10.0), tuning_samples=4, num_samples=6)
+    assert cost.after_training(everywhere, data, num_predicted=7) == pytest.approx(
+        passes + 7 * 6 + 20 * 2 * 4 + 0.01 * (2 * 4 + 3 * 6)
+    )
+    assert cost.after_training(demur.MAP(), data, num_predicted=7) == pytest.approx(7.03)
+    assert cost.after_training(demur.Ensemble(), data, num_predicted=7) == pytest.approx(35.15)
     assert networks_in(demur.Ensemble()) == 5
 
 

@@ -242,12 +242,15 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
             here,
             recipe,
             seconds_left=None if limit is None else limit - (perf_counter() - started),
-            num_predicted=len(tuning) + len(calibration) + (0 if unseen is None else len(unseen)),
+            num_predicted=len(self.held_out_)
+            + (0 if unseen is None else len(unseen))
+            + (0 if score.fit is None else len(inside)),
             hint=suggest_backbone(kind) if self.backbone_ is None else "tune='head', " * (self.tune != "head"),
         )
         self.fitted_scores_ = fit_score(score, self.posterior_, self.likelihood_, here.train, resampled)
         to_calibrate = self._average(calibrating.x, [score])
         self.decision_ = calibrate_decision(to_calibrate, score.name, float(self.coverage), self.by_class)
+        on_tuned = self._average(tuned.x)
         self.calibration_: Calibration | None = calibration_of(to_calibrate, calibrating.y, self.decision_)
         self.report_: dict[str, Any] = {
             "method": method.name,
@@ -259,11 +262,11 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
             **measure_held_out(
                 self.decision_,
                 self.classes_,
-                (self._average(tuned.x), tuned.y),
+                (on_tuned, tuned.y),
                 (to_calibrate, calibrating.y),
                 None if unseen is None else self._average(unseen),
             ),
-            "prediction_sets": measure_sets(self.calibration_, self.classes_, self._average(tuned.x), tuned.y),
+            "prediction_sets": measure_sets(self.calibration_, self.classes_, on_tuned, tuned.y),
             **describe_prior(self.posterior_),
             **({"laplace_over": inference.over} if isinstance(inference, Laplace | KroneckerLaplace) else {}),
             "outliers": name,

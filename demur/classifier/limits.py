@@ -9,18 +9,21 @@ from typing import Any
 
 import torch
 
-from demur.inference import Inference, Laplace
-from demur.inference.base import build, networks_in
+from demur.inference import Inference, KroneckerLaplace, Laplace, VariationalBayes
+from demur.inference.base import build, check_copies, networks_in
 from demur.likelihoods import Likelihood
-from demur.networks import Network, own_input
-from demur.posterior import Posterior
+from demur.networks import Network
+from demur.posterior import Gaussian, Point, Posterior
+from demur.predictive import predict
 from demur.training import Learner, optimizer_for, seeded
-from demur.training_data import Recipe, TrainingData, WatchedRecipe
-from demur.watching import Curve, curves_kept, time_limited
+from demur.training_data import Fixed, Recipe, Split, TrainingData, WatchedRecipe
+from demur.watching import Curve, Watch, curves_kept, time_limited
 
 LONG = 300.0  # seconds that nobody waits unasked
 SAFETY = 1.2  # what comes after training, by how much more than was estimated
 LEAST = 0.3  # of what is left, the fraction that training gets in any case
+PREDICTIONS = 3  # that are made of what a fit holds out
+FEW = 32  # inputs that the cost of a prediction is measured with
 WATCHED = 40  # validation inputs whose likelihood is worth stopping by
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -55,30 +58,36 @@ def watch_recipe(recipe: Recipe, patience: int | str | None, data: TrainingData)
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds that an input takes to be predicted, and a step of training."""
+    """Seconds of the parts of a fit, as they were measured before it."""
 
-    forward: float
-    step: float
+    forward: float  # an input that is predicted
+    step: float  # of training
+    draw: float = 0.0  # a sample of the weights
+    curvature: float = 0.0  # an input that adds to the Fisher
+    look: float = 0.0  # at the validation data, in training
 
     def training(self, data: TrainingData, recipe: Recipe, networks: int) -> float:
         steps = max(1, len(data.train) // recipe.batch_size)
-        return networks * recipe.epochs * steps * self.step
+        return networks * recipe.epochs * (steps * self.step + self.look)
 
     def after_training(self, inference: Inference, data: TrainingData, num_predicted: int) -> float:
-        """Seconds for curvature, tuning and calibration: forward passes, a gradient counted as six."""
-        samples = getattr(inference, "num_samples", 1)
-        over_head = getattr(inference, "over", "all") == "head"
-        passes = num_predicted * (1 if over_head else samples)
-        if isinstance(inference, Laplace):
-            grid_size = 0 if inference.prior_precision is not None else len(inference.grid)
+        """For curvature, tuning and calibration: every input that is predicted goes through every sampled network."""
+        over_head = isinstance(inference, VariationalBayes) or getattr(inference, "over", "all") == "head"
+        samples = getattr(inference, "num_samples", networks_in(inference))
+        passes, draws, curved = num_predicted * (1 if over_head else samples), PREDICTIONS * samples, 0
+        if isinstance(inference, Laplace | KroneckerLaplace):
+            trials = 0 if inference.prior_precision is not None else len(inference.grid)
             num_tuning = 0 if data.validation is None else len(data.validation)
-            passes += 2 * len(data.train) * (1 if over_head else 6)
-            passes += num_tuning * (grid_size if over_head else grid_size * inference.tuning_samples)
-        return self.forward * passes
+            passes += num_tuning * (trials * (1 if over_head else inference.tuning_samples) + (trials > 0))
+            draws += trials * inference.tuning_samples
+            curved = 2 * len(data.train)
+        return self.forward * passes + self.draw * draws + self.curvature * curved
 
 
-def probe_cost(network: Network, likelihood: Likelihood, data: TrainingData, recipe: Recipe) -> Cost:
-    """Time two training steps and a forward pass of a network that is thrown away."""
+def probe_cost(
+    network: Network, likelihood: Likelihood, data: TrainingData, recipe: Recipe, inference: Inference
+) -> Cost:
+    """Time each part with a network that is thrown away, the shorter of two times: the first sets things up."""
     with seeded(recipe.seed, data.device):
         model = build(network, likelihood, data)
         learner = Learner(model, likelihood, data, recipe, optimizer_for(model, recipe))
@@ -86,11 +95,27 @@ def probe_cost(network: Network, likelihood: Likelihood, data: TrainingData, rec
         learner.feed.shuffle()
         learner.feed.place.zero_()
         step = min(_seconds(learner) for _ in range(min(2, learner.feed.steps)))
-        few = own_input(data.train.x[: recipe.batch_size])
         model.eval()
-        with torch.inference_mode():
-            forward = _seconds(lambda: model(few)) / len(few)
-    return Cost(forward, step)
+        few = Split(data.train.x[:FEW], data.train.y[:FEW])
+
+        def predicting(posterior: Posterior) -> float:
+            return min(_seconds(lambda: predict(posterior, likelihood, few.x)) for _ in range(2))
+
+        once, draw, curvature, look = predicting(Point(model)), 0.0, 0.0, 0.0
+        if isinstance(inference, Laplace | KroneckerLaplace):
+            check_copies(model, data)
+            learn = inference.fisher if isinstance(inference, Laplace) else inference.curvature
+            curvature = min(
+                _seconds(lambda: learn(model, likelihood, TrainingData(few, outliers=Fixed(few.x)))) for _ in range(2)
+            )
+            curvature /= len(few) * (1 if likelihood.outside is None else 2)
+            if inference.over == "all":
+                zero = {name: torch.zeros_like(p) for name, p in model.named_parameters() if p.requires_grad}
+                draw = max(0.0, predicting(Gaussian(model, zero, 1)) - once)
+        if data.validation is not None:
+            watch = Watch(model, likelihood, data.validation, None, {})
+            look = min(_seconds(watch.measure) for _ in range(2))
+    return Cost(once / len(few), step, draw, curvature, look)
 
 
 def _seconds(call: Callable[[], Any]) -> float:
@@ -115,11 +140,11 @@ def fit_within_limit(
     Without a limit (None) a long fit is announced by a warning, with `hint` for a quicker one. `num_predicted` inputs
     will be predicted after the fit.
     """
-    networks = networks_in(inference)
+    networks, begun = networks_in(inference), time.perf_counter()
     with curves_kept() as curves:
         if seconds_left is None and is_quick(data):
             return inference.fit(network, likelihood, data, recipe), curves
-        cost = probe_cost(network, likelihood, data, recipe)
+        cost = probe_cost(network, likelihood, data, recipe, inference)
         training, after = cost.training(data, recipe, networks), cost.after_training(inference, data, num_predicted)
         if seconds_left is None:
             if training + after > LONG:
@@ -129,7 +154,8 @@ def fit_within_limit(
                     stacklevel=5,
                 )
             return inference.fit(network, likelihood, data, recipe), curves
-        with time_limited(max(LEAST * seconds_left, seconds_left - SAFETY * after), networks):
+        left = seconds_left - (time.perf_counter() - begun)
+        with time_limited(left, networks, rest=SAFETY * after, look=cost.look, least=LEAST):
             return inference.fit(network, likelihood, data, recipe), curves
 
 
