@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,38 +66,60 @@ class Encoder:
     trunk: nn.Module = field(repr=False)
     scaling: Scaling
 
-    def __call__(self, x: Tensor, device: torch.device, cache: Path | None = None) -> Tensor:
-        return self.scaling(compute_features(self.trunk, x, device, cache))
+    def __call__(self, x: Tensor, device: torch.device) -> Tensor:
+        return self.scaling(compute_features(self.trunk, x, device))
 
 
 def compute_features(trunk: nn.Module, x: Tensor, device: torch.device, cache: Path | None = None) -> Tensor:
-    """Features (N, width), on the CPU, of inputs as the trunk takes them; those in the folder `cache` are read.
+    """Features (N, width), on the CPU, of inputs as the trunk takes them; those in the folder `cache` are read."""
+    return Features(trunk, device, cache)(x)
+
+
+class Features:
+    """What a trunk gives of inputs, kept in a folder `cache` where one is named.
 
     There they lie under a hash of the input and of the trunk's weights. A hash does not see what a module computes with
-    its weights, so a few that are found are computed again, and if they differ all are. They are written as they come:
-    whoever is stopped goes on.
+    its weights, so a few of the first that are found are computed again, and if they differ all are. They are written
+    as they come: whoever is stopped goes on.
     """
-    if cache is None or not len(x):
-        return _compute(trunk, x, device, 0, len(x))
-    own = bytes.fromhex(digest((repr(trunk), state_of(trunk), str(x.dtype), tuple(x.shape[1:]))))
-    keys = [hashlib.sha256(own + row.contiguous().numpy().tobytes()).digest() for row in x.cpu()]
-    with _open_cache(cache) as stored:
-        features = {key: value for key in dict.fromkeys(keys) if (value := stored.read(key)) is not None}
-        rows = [row for row, key in enumerate(keys) if key in features]
-        some = rows[:: max(1, len(rows) // PROBES)]
-        if some:
-            again = _compute(trunk, x[some], device, 0, len(x))
-            same = _agree([features[keys[row]] for row in some], again)
+
+    def __init__(self, trunk: nn.Module, device: torch.device, cache: Path | None) -> None:
+        self.trunk, self.device, self.cache = trunk, device, cache
+        self._own = b"" if cache is None else bytes.fromhex(digest((repr(trunk), state_of(trunk))))
+        # by type and shape of the inputs: the shape of their features; None where what was found is not right
+        self._shapes: dict[tuple[Any, ...], torch.Size | None] = {}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.cache is None or not len(x):
+            return _compute(self.trunk, x, self.device, 0, len(x))
+        form = str(x.dtype), tuple(x.shape[1:])
+        begun = hashlib.sha256(self._own + repr(form).encode())
+        keys = [_hash_on(begun, row) for row in x.cpu()]
+        with _open_cache(self.cache) as stored:
+            sought = [] if self._shapes.get(form, ()) is None else dict.fromkeys(keys)
+            features = {key: value for key in sought if (value := stored.read(key)) is not None}
+            rows = [row for row, key in enumerate(keys) if key in features]
+            if rows and form not in self._shapes:
+                some = rows[:: max(1, len(rows) // PROBES)]
+                fresh = _compute(self.trunk, x[some], self.device, 0, len(x))
+                agrees = _agree([features[keys[row]] for row in some], fresh)
+                self._shapes[form] = fresh.shape[1:] if agrees else None
             # damage can lie between the few that are compared
-            features = {key: value for key, value in features.items() if same and value.shape == again.shape[1:]}
-        missing = [row for row, key in enumerate(keys) if key not in features]
-        for start in range(0, len(missing), AT_ONCE):
-            rows = missing[start : start + AT_ONCE]
-            fresh = _compute(trunk, x[rows], device, len(x) - len(missing) + start, len(x))
-            computed = {keys[row]: values for row, values in zip(rows, fresh, strict=True)}
-            stored.write(computed)
-            features |= computed
-    return torch.stack([features[key] for key in keys])
+            features = {key: value for key, value in features.items() if value.shape == self._shapes[form]}
+            missing = [row for row, key in enumerate(keys) if key not in features]
+            for start in range(0, len(missing), AT_ONCE):
+                rows = missing[start : start + AT_ONCE]
+                fresh = _compute(self.trunk, x[rows], self.device, len(x) - len(missing) + start, len(x))
+                computed = {keys[row]: values for row, values in zip(rows, fresh, strict=True)}
+                stored.write(computed)
+                features |= computed
+        return torch.stack([features[key] for key in keys])
+
+
+def _hash_on(begun: "hashlib._Hash", row: Tensor) -> bytes:
+    sha = begun.copy()
+    sha.update(row.contiguous().numpy().data)
+    return sha.digest()
 
 
 def _agree(kept: Sequence[Tensor], fresh: Tensor) -> bool:
@@ -122,8 +145,9 @@ def as_features(
     The head of an adopted network is trained already, and takes them as they are. A network that was fitted to what
     an `encoder` gives goes on with that.
     """
-    folder = None if cache is None else Path(cache)
-    first = compute_features(backbone.trunk if encoder is None else encoder.trunk, splits[0].x, device, folder)
+    trunk = backbone.trunk if encoder is None else encoder.trunk
+    compute = Features(trunk, device, None if cache is None else Path(cache))
+    first = compute(splits[0].x)
     width = first.shape[1]
     if encoder is None:
         scaling = Scaling.of(first) if backbone.head is None else Scaling((0.0,) * width, (1.0,) * width)
@@ -131,7 +155,7 @@ def as_features(
     final = encoder
 
     def encoded(x: Tensor) -> Tensor:
-        return final.scaling(first) if x is splits[0].x else final(x, device, folder)
+        return final.scaling(first if x is splits[0].x else compute(x))
 
     if source is not None:
         pool = source.epoch(generator_for("features"))
