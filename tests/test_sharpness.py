@@ -10,6 +10,7 @@ from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
 from demur.audit import Audit, Overlap, inputs
+from demur.classifier.fitting import warn_if_sharpness_tells
 from demur.outliers.noise import Mixed, uniform
 from demur.outliers.sharpness import Sharpness, sharpness
 from demur.outliers.spectrum import Matched, mean_power
@@ -110,3 +111,14 @@ def test_the_sharpness_of_a_mix_is_that_of_all_its_parts() -> None:
         task = Task("planted", CLASSES, data, TestData(inside[1], {}))
         found.append(sharpness(inputs(task))[0].auroc)
     assert found == pytest.approx([0.75, 0.75], abs=0.05)
+
+
+def test_of_large_images_the_middle_tells(recwarn: pytest.WarningsRecorder) -> None:
+    generator = torch.Generator().manual_seed(0)
+    sharp, others = (torch.randint(256, (60, 3, 100, 130), dtype=torch.uint8, generator=generator) for _ in range(2))
+    warn_if_sharpness_tells(sharp, others)
+    assert not recwarn
+    soft = torch.nn.functional.avg_pool2d(others.float(), 3, stride=1, padding=1).to(torch.uint8)
+    soft[:, :, :18], soft[..., :33] = others[:, :, :18], others[..., :33]  # only there
+    with pytest.warns(UserWarning, match="sharpness alone tells"):
+        warn_if_sharpness_tells(sharp, soft)
