@@ -183,7 +183,7 @@ def test_outputs_are_matched_with_labels_by_name():
     assert match_outputs(np.array([4, 2]), np.array([4, 2]), 2)[0] == [1, 0]
     with pytest.raises(ValueError, match="3 outputs, y 2 classes"):
         match_outputs(None, y, 3)
-    with pytest.raises(ValueError, match="3 outputs, classes 2 names"):
+    with pytest.raises(ValueError, match="3 outputs, classes 2 names; give a label for every output"):
         match_outputs(["cat", "dog"], y, 3)
     with pytest.raises(ValueError, match="not the labels of y"):
         match_outputs(["cat", "cow"], y, 2)

@@ -185,8 +185,10 @@ def test_every_number_on_the_page_of_a_model(place, answers, name):
     y, label, accepted = one.y, one.label, one.mine
     assert 0 < accepted.mean() < 1
     assert 0 < one.wrong[accepted].mean() < one.wrong.mean()
-    (row,) = page.pop("Inliers").values()
+    ((of, row),) = page.pop("Inliers").items()
+    assert of == (INLIERS,)
     expected = {
+        "inputs": len(y),
         "accuracy (%)": 100 * accuracy_score(y, label),
         "ECE (%)": one.ece(np.ones(len(y), bool)),
         "Brier score": brier_score_loss(y, one.probs, labels=one.classes),

@@ -131,10 +131,11 @@ def match_outputs(classes: Sequence[Any] | None, y: np.ndarray, count: int) -> t
         labels.tolist() if classes is None else [getattr(name, "item", lambda name=name: name)() for name in classes]
     )
     if len(named) != count:
-        given = (
-            f"y {len(labels)} classes; give inputs of every class" if classes is None else f"classes {len(named)} names"
+        given = f"y {len(labels)} classes" if classes is None else f"classes {len(named)} names"
+        remedy = "give inputs of every class, or classes=:" if classes is None else "give"
+        raise ValueError(
+            f"the model has {count} outputs, {given}; {remedy} a label for every output, None for one to leave out"
         )
-        raise ValueError(f"the model has {count} outputs, {given}, or classes=, a label an output and None for others")
     kept = [name for name in named if name is not None]
     if len(set(kept)) != len(kept) or set(kept) != set(labels.tolist()):
         raise ValueError(f"classes {kept} are not the labels of y, {labels.tolist()}; give each of them once")

@@ -83,8 +83,8 @@ def tables(evaluation: Evaluation) -> list[Sheet]:
     sheets = [
         titled_sheet(
             "Inliers",
-            ("inputs", *head, "accuracy of accepted (%)", "ECE of accepted (%)", "AURC (%)"),
-            [(f"{len(evaluation.y):,}", *shown, *map(per_cent_or_dash, accepted))],
+            ("set", "inputs", *head, "accuracy of accepted (%)", "ECE of accepted (%)", "AURC (%)"),
+            [(INLIERS, f"{len(evaluation.y):,}", *shown, *map(per_cent_or_dash, accepted))],
             "Accuracy counts the most probable class of every inlier, abstained on or not. ECE, Brier score and "
             "NLL tell how far probabilities are from what happens: 0 is best. AURC is the mean error rate as more"
             " and more inliers are answered, those of lowest score first: low where mistakes come last.",
