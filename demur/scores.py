@@ -127,7 +127,8 @@ class Score:
     `needs` are `PARTS` of the prediction. `fit` learns plain tensors from training inputs, which `of` is given as
     `fitted`. `colour` is for drawings, and `bounded` says whether reports bound what is computed with it. A score
     `of_samples` is how far these differ, so zero of a single network. `shapes` has the names of the dimensions of what
-    was learned, by which a model file is checked.
+    was learned, by which a model file is checked. `meaning` says in words what it is high for. `turning`, of the number
+    of classes, is where it says itself that no class is as good an answer as none.
     """
 
     name: str
@@ -139,6 +140,8 @@ class Score:
     bounded: bool = True
     of_samples: bool = False
     shapes: Mapping[str, tuple[str, ...]] | None = None
+    meaning: str = ""
+    turning: Callable[[int], float] | None = None
 
     def __post_init__(self) -> None:
         if unknown := set(self.needs) - set(PARTS):
@@ -170,10 +173,38 @@ SCORES: Mapping[str, Score] = MappingProxyType(
     {
         score.name: score
         for score in (
-            Score(USUAL_SCORE, "max. probability", _of_probs(max_prob_score), colour="#0072b2"),
-            Score("none", "probability of none", _of_probs(none_score), colour="#009e73"),
-            Score("none_share", "none's share", _of_probs(none_share_score), colour="#d55e00"),
-            Score("entropy", "entropy", _of_probs(entropy_score), colour="#e69f00", bounded=False),
+            Score(
+                USUAL_SCORE,
+                "max. probability",
+                _of_probs(max_prob_score),
+                colour="#0072b2",
+                meaning="how far the best class's probability is below 1",
+            ),
+            Score(
+                "none",
+                "probability of none",
+                _of_probs(none_score),
+                colour="#009e73",
+                meaning="the probability of no class",
+                turning=lambda classes: 0.5,
+            ),
+            Score(
+                "none_share",
+                "none's share",
+                _of_probs(none_share_score),
+                colour="#d55e00",
+                meaning="the probability of no class, as a fraction of it and the best class's",
+                turning=lambda classes: 0.5,
+            ),
+            Score(
+                "entropy",
+                "entropy",
+                _of_probs(entropy_score),
+                colour="#e69f00",
+                bounded=False,
+                meaning="how evenly the probability is spread over the classes",
+                turning=lambda classes: 0.5 * math.log(classes),
+            ),
             Score(
                 "mutual_information",
                 "mutual information",
@@ -181,8 +212,15 @@ SCORES: Mapping[str, Score] = MappingProxyType(
                 colour="#999999",
                 bounded=False,
                 of_samples=True,
+                meaning="how much the networks of the posterior disagree",
             ),
-            Score("doubt", "both kinds of doubt", _of_probs(doubt_score), colour="#cc79a7"),
+            Score(
+                "doubt",
+                "both kinds of doubt",
+                _of_probs(doubt_score),
+                colour="#cc79a7",
+                meaning="how evenly it is spread over the classes, and none_share added",
+            ),
             Score("max_logit", "max. logit", _of_probs(max_logit_score), _LOGITS),
             Score("energy", "energy", _of_probs(energy_score), _LOGITS, colour="#56b4e9"),
             Score("gen", "generalised entropy", _of_probs(gen_score), _LOGITS),

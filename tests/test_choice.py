@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from demur.cli import app
 from demur.outliers.spectrum import mean_power
 from demur.outliers.synthetic import SYNTHETIC
-from demur.paper.choice import SEEDS, Choice, OfSeed, candidates_in, choose_candidate, choose_for_all, rank
+from demur.paper.choice import SEEDS, Candidate, OfSeed, candidates_in, choose_candidate, choose_for_all, rank
 from demur.paper.grid import CHOICE, CHOICE_SCORES
 from demur.paper.measuring import values_of
 from demur.paper.published import MEAN, OOD_SETS
@@ -32,7 +32,7 @@ NOWHERE = Store(Path("nowhere"))
 
 NAMES = [name for sets in SUITE.values() for name in sets]
 MAP = [OfSeed(seed, 0.95, {}) for seed in range(SEEDS)]
-LA, DE, SL = (Choice(method, None, "none_share") for method in ("la+nc", "de+nc", "la+sl"))
+LA, DE, SL = (Candidate(method, None, "none_share") for method in ("la+nc", "de+nc", "la+sl"))
 
 
 def runs(fpr95: float, accuracy: float = 0.95, seeds: int = SEEDS, **others: float) -> list[OfSeed]:

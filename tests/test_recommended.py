@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from demur.paper.choice import Candidate
 from demur.paper.further import LETTER_COUNT, PRINTED, VALIDATION
 from demur.paper.grid import CANDIDATES, STUDIES, Cell
 from demur.paper.published import OOD_SETS, mean_but, outliers_of
 from demur.paper.recommended import (
     SCORES,
     TASKS,
-    Candidate,
+    cell_of,
     compare_to_printed,
     measure,
     recommend,
@@ -222,10 +223,7 @@ def test_what_was_trained_with_is_not_counted_on_either_side():
 
 def test_ahead_or_behind_is_beyond_the_interval():
     printed_figure = Known(0.1)
-    assert [
-        compare_to_printed(Known(value, value - 0.02, value + 0.02), printed_figure)
-        for value in (0.07, 0.09, 0.11, 0.13)
-    ] == [
+    assert [compare_to_printed(Known(value, 0.02), printed_figure) for value in (0.07, 0.09, 0.11, 0.13)] == [
         "ahead",
         "level",
         "level",
@@ -248,7 +246,7 @@ def test_the_section_says_what_is_missing_and_shows_all_candidates():
     assert tested[0].startswith("| `la+nc` | tiny_imagenet32+patches | `none` | **chosen** |")
     assert tested[1].startswith("| `map+nc` | the usual | `none` |  |")
     assert tested[1].count("| 20.0 ±8.4 |") == 2  # of three, the last is that of CIFAR-10
-    some = [one for one in cells if one.cell != best.cell("cifar10")]
+    some = [one for one in cells if one.cell != cell_of(best, "cifar10")]
     text = better(some)
     assert "**`map+nc` with the score `none`, trained with the usual outliers.**" in text
     waiting = [line for line in text.splitlines() if " | waits | " in line]

@@ -50,7 +50,7 @@ def world(seeds: int, gap: float, draw: np.random.Generator, unequal: float = 1.
     def known(method: int, mean: float) -> Known:
         by_seed = dict(enumerate(values[method, :seeds] + mean + BY_POINTS * draw.normal()))
         value = float(np.mean([*by_seed.values()]))
-        return Known(value, value - ends, value + ends, by_seed, spread)
+        return Known(value, ends, by_seed, spread)
 
     return difference(known(0, 0.0), known(1, gap))
 

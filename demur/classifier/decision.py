@@ -68,7 +68,8 @@ def post_hoc(name: str) -> Score:
 
 def turning_point(score: str, num_classes: int) -> float | None:
     """Where the score itself says that no class is as good an answer as none; None where it says no such thing."""
-    return {"none_share": 0.5, "none": 0.5, "entropy": 0.5 * math.log(num_classes)}.get(score)
+    turning = SCORES[score].turning if score in SCORES else None
+    return None if turning is None else turning(num_classes)
 
 
 def class_probs(prediction: Prediction) -> Array:
@@ -111,8 +112,8 @@ class Decision:
 
     def calls_unknown(self, prediction: Prediction) -> NDArray[np.bool_]:
         """Of what is abstained on: does it belong to no class (True), or is it not sure which (False)?"""
-        limits = [math.inf if limit is None else limit for limit in self.unknown]
-        return ~self.accepts(prediction) & ~(score_of(prediction, self.score) <= self._limits(limits, prediction))
+        _, unknown = self.thresholds(prediction)
+        return ~self.accepts(prediction) & ~(score_of(prediction, self.score) <= unknown)
 
     def answers(self, prediction: Prediction, classes: NDArray[Any]) -> NDArray[Any]:
         """For each input its label, "unsure" or "unknown": (N,) of objects."""

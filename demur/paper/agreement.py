@@ -21,21 +21,10 @@ def compare_printed(cells: Sequence[Measured]) -> pd.DataFrame:
         at, metric = place(entry.task, entry.row.method, entry.outliers), metric_name(entry.metric, entry.row.score)
         looked_up = {name: view.look(at, measured_as(entry), metric) for name, view in views.items()}
         values = {name: known and known.value for name, known in looked_up.items()}
-        collapsed = any(known is not None and known.collapsed for known in looked_up.values())
         lines.append(
-            {
-                "table": entry.table,
-                "task": entry.task,
-                "set": entry.set,
-                "metric": entry.metric,
-                "method": entry.row.label,
-                "printed": entry.value,
-                "collapsed": collapsed,
-                **values,
-            }
+            {"table": entry.table, "task": entry.task, "metric": entry.metric, "printed": entry.value, **values}
         )
-    table = pd.DataFrame(lines)
-    return table.astype(dict.fromkeys(CONVENTIONS, float))
+    return pd.DataFrame(lines).astype(dict.fromkeys(CONVENTIONS, float))
 
 
 def agrees(ours: float, printed: float) -> bool:
@@ -44,9 +33,7 @@ def agrees(ours: float, printed: float) -> bool:
 
 def coverage(lines: pd.DataFrame) -> pd.DataFrame:
     """By table and task, and in all: how many are measured in each convention, and how many there are."""
-    whole = pd.concat(
-        [lines, lines.assign(task="all"), lines.assign(table="all"), lines.assign(task="all", table="all")]
-    )
+    whole = _with_totals(lines, "task", "table")
     counted = whole.groupby(["table", "task"], sort=False)[[*CONVENTIONS, "printed"]].count()
     order = [*TITLES, "all"]
     return counted.sort_index(level="table", key=lambda names: names.map(order.index), sort_remaining=False)
@@ -55,14 +42,13 @@ def coverage(lines: pd.DataFrame) -> pd.DataFrame:
 def agreement(lines: pd.DataFrame, convention: str) -> pd.DataFrame:
     """By task and metric: how many values are compared, and the fraction that agrees."""
     measured = lines[lines[convention].notna()]
-    near = ((measured[convention] - measured["printed"]).abs().round(3) <= LIMIT).rename("agree")
-    whole = pd.concat(
-        [
-            measured,
-            measured.assign(metric="all"),
-            measured.assign(task="all"),
-            measured.assign(task="all", metric="all"),
-        ]
-    )
-    grouped = near.loc[whole.index].groupby([whole["task"], whole["metric"]], sort=False)
-    return grouped.agg(["count", "mean"])
+    near = (measured[convention] - measured["printed"]).abs().round(3) <= LIMIT
+    whole = _with_totals(measured.assign(near=near), "metric", "task")
+    return whole.groupby(["task", "metric"], sort=False)["near"].agg(["count", "mean"])
+
+
+def _with_totals(lines: pd.DataFrame, *columns: str) -> pd.DataFrame:
+    """Every line again with `all` in these columns, in each and in all of them."""
+    for column in columns:
+        lines = pd.concat([lines, lines.assign(**{column: "all"})])
+    return lines

@@ -13,7 +13,7 @@ from demur.paper.counts import WHOLE, lacking
 from demur.paper.outdated import outdated_reasons
 from demur.paper.published import MEAN, PrintedValue, measured_as, printed_values
 from demur.paper.statistics import Known
-from demur.paper.views import LUCK, MAJORITY, by_place, own_view, place
+from demur.paper.views import LUCK, own_view, place, printed_view
 from demur.study.measuring import TEST, metric_name
 from demur.study.table import Measured
 from demur.tasks import IMAGES, TEXTS
@@ -141,21 +141,14 @@ CAUSES: tuple[Cause, ...] = (
 OPEN = Cause("Not known", "No cause is known.", lambda one: True)
 
 
-def disagreements(cells: Sequence[Measured], convention: str = "published") -> Iterator[tuple[Disagreement, Cause]]:
-    """Every printed value that ours is too far from, and the first cause that applies."""
-    view, printed = own_view(cells, convention), printed_values()
-    whole = (run for run in cells if (run.cell.convention, run.cell.epochs, run.cell.limit) == (convention, None, None))
-    runs = by_place(whole)
-    accuracy = {
-        (entry.outliers, entry.task, entry.row.method): entry.value
-        for entry in printed
-        if (entry.set, entry.metric) == (TEST, "accuracy_with_none")
-    }
-    for entry in printed:
+def disagreements(cells: Sequence[Measured]) -> Iterator[tuple[Disagreement, Cause]]:
+    """Every printed value that ours of the published convention is too far from, and the first cause that applies."""
+    view, printed = own_view(cells, "published"), printed_view()
+    for entry in printed_values():
         at = place(entry.task, entry.row.method, entry.outliers)
         ours = view.look(at, measured_as(entry), metric_name(entry.metric, entry.row.score))
         if ours is None or agrees(ours.value, entry.value):
             continue
-        told = accuracy.get((entry.outliers, entry.task, entry.row.method), 1.0)
-        one = Disagreement(entry, ours, tuple(runs[at].values()), told < MAJORITY[entry.task] + 0.01)
+        accuracy = printed.look(at, TEST, "accuracy_with_none")
+        one = Disagreement(entry, ours, tuple(view.runs[at].values()), accuracy is not None and accuracy.collapsed)
         yield one, next((cause for cause in CAUSES if cause.applies(one)), OPEN)

@@ -16,17 +16,19 @@ import numpy as np
 from scipy.stats import rankdata
 
 from demur.outliers.values import leaves, parse
+from demur.paper.published import is_plain
 from demur.paper.suite import INLIERS, SUITE, set_name
-from demur.paper.views import Place, by_place
-from demur.scores import MEASURED, USUAL_SCORE
+from demur.paper.views import by_place
+from demur.scores import USUAL_SCORE
 from demur.study.measuring import metric_name
 from demur.study.table import Measured
 
 SEEDS = 3
+SETS = tuple(name for sets in SUITE.values() for name in sets)
 ALLOWED = 0.005  # of accuracy, below that of `map`
 
 
-class Choice(NamedTuple):
+class Candidate(NamedTuple):
     """What can be recommended: a method, the outliers it is trained with, and the score that it abstains by."""
 
     method: str
@@ -52,7 +54,7 @@ class OfSeed:
 class Ranked:
     """A candidate's ranks by kind (1 is the best), its mean accuracy, and why it cannot be chosen, if so."""
 
-    choice: Choice
+    choice: Candidate
     ranks: Mapping[str, float]
     fpr95: Mapping[str, float]  # by kind, mean over sets and seeds
     accuracy: float
@@ -64,7 +66,7 @@ class Ranked:
         return float(np.mean([*self.ranks.values()]))
 
 
-Candidates = Mapping[Choice, Sequence[OfSeed]]
+Candidates = Mapping[Candidate, Sequence[OfSeed]]
 
 
 # the rule -----------------------------------------------------------------------------------------------------------
@@ -110,12 +112,12 @@ def rank(
     return [*sorted(eligible, key=_order), *excluded]
 
 
-def choose_candidate(ranked: Sequence[Ranked]) -> Choice | None:
+def choose_candidate(ranked: Sequence[Ranked]) -> Candidate | None:
     """The recommended one; None where no candidate is eligible."""
     return next((one.choice for one in ranked if one.barred is None and one.seeds >= SEEDS), None)
 
 
-def choose_for_all(by_task: Mapping[str, tuple[Candidates, Sequence[OfSeed]]]) -> Choice | None:
+def choose_for_all(by_task: Mapping[str, tuple[Candidates, Sequence[OfSeed]]]) -> Candidate | None:
     """One for several tasks: the mean over tasks of the mean rank, among those that are eligible on each."""
     eligible = [{one.choice for one in rank(*of_task) if one.barred is None} for of_task in by_task.values()]
     if not eligible or not (common := set.intersection(*eligible)):
@@ -154,38 +156,22 @@ def _exclusion(
 # from results -------------------------------------------------------------------------------------------------------
 
 
-def candidates_in(cells: Iterable[Measured], task: str) -> tuple[dict[Choice, list[OfSeed]], list[OfSeed]]:
+def candidates_in(cells: Iterable[Measured], task: str) -> tuple[dict[Candidate, list[OfSeed]], list[OfSeed]]:
     """All that was measured on the suite, by every score; and `map` among it, of the same training seeds."""
-    measured: dict[Choice, list[OfSeed]] = {}
-    for place, runs in by_place(run for run in cells if run.cell.task == task).items():
+    measured: dict[Candidate, list[OfSeed]] = {}
+    for runs in by_place(run for run in cells if run.cell.task == task).values():
         for seed, run in runs.items():
             accuracy = run.value(INLIERS, "accuracy")
-            for score in _scores_of(run) if accuracy else ():
-                values = {name: run.value(set_name(name), metric_name("fpr95", score)) for name in _sets()}
+            for score in run.scores(set_name(SETS[0])) if accuracy else ():
+                values = {name: run.value(set_name(name), metric_name("fpr95", score)) for name in SETS}
                 known = {name: value.value for name, value in values.items() if value is not None}
                 assert accuracy is not None
-                choice = Choice(place[1], _outliers(place, run), score)
+                choice = Candidate(run.cell.method, None if is_plain(run.cell.method) else run.cell.outliers, score)
                 measured.setdefault(choice, []).append(OfSeed(seed, accuracy.value, known))
-    return measured, measured.get(Choice("map", None, USUAL_SCORE), [])
+    return measured, measured.get(Candidate("map", None, USUAL_SCORE), [])
 
 
 def screened(measured: Candidates) -> int:
     """How many seeds it takes to be ranked: those of the rule, or where none has so many, the most there are."""
     most = max((len(runs) for runs in measured.values()), default=0)
     return min(most, SEEDS)
-
-
-def _outliers(place: Place, run: Measured) -> str | None:
-    return run.cell.outliers if place[2] else None
-
-
-def _sets() -> list[str]:
-    return [name for sets in SUITE.values() for name in sets]
-
-
-def _scores_of(run: Measured) -> list[str]:
-    """Every score that it has FPR95 of."""
-    first = set_name(_sets()[0])
-    metrics = {metric for name, metric in run.values if name == first}
-    kept = {metric.removesuffix("_fpr95") for metric in metrics if metric.endswith("_fpr95")}
-    return [name for name in dict.fromkeys((*MEASURED, *sorted(kept))) if metric_name("fpr95", name) in metrics]

@@ -125,7 +125,7 @@ BY_TASK = ("mmc", "fpr95", "auroc", "auprc", "fpr95_noise_more", "fpr95_nlp_deta
 def published_tables() -> Mapping[str, tuple[str, tuple[PrintedValue, ...]]]:
     """By name: a title, and values; a long table a task at a time."""
     parts: dict[str, tuple[str, list[PrintedValue]]] = {}
-    everything = (*printed_values(), *_shift_means())
+    everything = (*printed_values(), *shift_means())
     for entry in sorted(everything, key=lambda entry: [*TITLES].index(entry.table)):
         part = f"{entry.table}-{entry.task}" if entry.table in BY_TASK else entry.table
         title = TITLES[entry.table] + f", {entry.task}" * (entry.table in (*BY_TASK, SHIFT_LABEL))
@@ -133,7 +133,7 @@ def published_tables() -> Mapping[str, tuple[str, tuple[PrintedValue, ...]]]:
     return {name: (title, tuple(entries)) for name, (title, entries) in parts.items()}
 
 
-def _shift_means() -> Iterator[PrintedValue]:
+def shift_means() -> Iterator[PrintedValue]:
     """The dataset-shift plot as a table: means over the corruptions of a severity."""
     for metric in ("accuracy_with_none", "ece_published"):
         for method, by_severity in shift_by_severity(metric).items():

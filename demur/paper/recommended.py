@@ -3,12 +3,12 @@
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
 from demur.methods import parse_method
-from demur.outliers.values import leaves, parse, sets_of
+from demur.outliers.values import sets_of
+from demur.paper.choice import Candidate
 from demur.paper.further import LETTER_COUNT, PRINTED, VALIDATION
 from demur.paper.grid import CANDIDATES, STUDIES
 from demur.paper.published import OOD_SETS, Row, mean_but
@@ -31,14 +31,9 @@ ALLOWED = 0.005  # of accuracy, below the best candidate's, beyond a standard er
 # the choice ---------------------------------------------------------------------------------------------------------
 
 
-class Candidate(NamedTuple):
-    method: str
-    outliers: str | None  # trained with; None is the task's own
-    score: str
-
-    def cell(self, task: str) -> Cell:
-        """As the study has it."""
-        return BY_TASK[task][self.method, self.outliers]
+def cell_of(candidate: Candidate, task: str) -> Cell:
+    """As the study has it."""
+    return BY_TASK[task][candidate.method, candidate.outliers]
 
 
 @dataclass(frozen=True)
@@ -67,9 +62,8 @@ class Validated:
     @property
     def preference(self) -> tuple[int, int, int]:
         """By inference, by score, by how many sources the outliers have."""
-        method, outliers, score = self.candidate
-        sources = len([*leaves(parse(outliers))]) if outliers else 1
-        return INFERENCES.index(parse_method(method).inference_name), SCORES.index(score), sources
+        inference = parse_method(self.candidate.method).inference_name
+        return INFERENCES.index(inference), SCORES.index(self.candidate.score), self.candidate.sources
 
 
 def scores_of(method: str) -> tuple[str, ...]:
@@ -155,7 +149,7 @@ def measure(
     view: View, candidate: Candidate, task: str, seen: Collection[str], others: Collection[str] = ()
 ) -> Tested | None:
     """Over the OOD sets but those `seen` in training, and but `others`; None where the cell is not there."""
-    cell, plain, metric = candidate.cell(task), Cell(task, "map"), metric_name("fpr95", candidate.score)
+    cell, plain, metric = cell_of(candidate, task), Cell(task, "map"), metric_name("fpr95", candidate.score)
     if not _is_there(view, cell):
         return None
     sets = view.sets(cell, [*seen, *others])

@@ -68,21 +68,15 @@ def training_half(values: Collection[float], spread: Spread, networks: int = 1) 
 class Known:
     """A value, the mean over training seeds; what the paper prints has no intervals.
 
-    All seeds are tested on the same points, so the ends of the interval over points, `low` and `high`, are the means of
-    the seeds': never too narrow, and exact where the networks err alike.
+    All seeds are tested on the same points, so half the 95 % interval over points is the mean of the seeds': never too
+    narrow, and exact where the networks err alike.
     """
 
     value: float
-    low: float = math.nan
-    high: float = math.nan
+    over_points: float = 0.0
     by_seed: Mapping[int, float] = field(default_factory=dict)
     spread: Spread = Spread()
     collapsed: bool = False  # of a classifier that tells no classes apart
-
-    @property
-    def over_points(self) -> float:
-        """Half that interval."""
-        return 0.0 if math.isnan(self.low) else (self.high - self.low) / 2
 
     @property
     def training(self) -> float:
@@ -109,8 +103,7 @@ def mean_of(parts: Collection[Known]) -> Known:
     spreads = [one.spread for one in parts]
     return Known(
         mean(one.value for one in parts),
-        mean(one.low for one in parts),
-        mean(one.high for one in parts),
+        mean(one.over_points for one in parts),
         {seed: mean(one.by_seed[seed] for one in parts) for seed in sorted(seeds)},
         Spread(
             mean(math.sqrt(each.variance) for each in spreads) ** 2,

@@ -43,20 +43,31 @@ class Verdict:
     asked: int  # how many tests there would be that count
 
     @property
-    def text(self) -> str:
-        outcomes = [finding.outcome for finding in self.findings if finding.test.counts]
-        if not outcomes:
-            return WAITING
-        unclear, waiting = outcomes.count(UNCLEAR), self.asked - len(outcomes)
-        ties = sum(finding.tie and finding.outcome == YES for finding in self.findings if finding.test.counts)
-        counts = [f"{outcomes.count(YES)} of {len(outcomes)} tests"] + [f"{ties} of them ties"] * bool(ties)
-        counts += [f"{unclear} unclear"] * bool(unclear) + [f"{waiting} more wait"] * bool(waiting)
-        return f"{VERDICTS[combine_outcomes(outcomes)]} ({', '.join(counts)})" + "†" * self.assumed
+    def counted(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.test.counts]
 
     @property
-    def assumed(self) -> bool:
-        """Whether tests count for which the spread of training is assumed."""
-        return any(finding.test.counts and finding.assumed for finding in self.findings)
+    def word(self) -> str:
+        return VERDICTS[combine_outcomes([finding.outcome for finding in self.counted])] if self.counted else WAITING
+
+    @property
+    def tests(self) -> str:
+        """How many say what; empty where there is none."""
+        outcomes = [finding.outcome for finding in self.counted]
+        ties = sum(finding.tie and finding.outcome == YES for finding in self.counted)
+        unclear, waiting = outcomes.count(UNCLEAR), self.asked - len(outcomes)
+        counts = [f"{outcomes.count(YES)} of {len(outcomes)} tests"] + [f"{ties} of them ties"] * bool(ties)
+        counts += [f"{unclear} unclear"] * bool(unclear) + [f"{waiting} more wait"] * bool(waiting)
+        return ", ".join(counts) if outcomes else ""
+
+    @property
+    def dagger(self) -> str:
+        """A mark where tests count for which the spread of training is assumed."""
+        return "†" * any(finding.assumed for finding in self.counted)
+
+    @property
+    def text(self) -> str:
+        return f"{self.word} ({self.tests}){self.dagger}" if self.counted else self.word
 
     @property
     def seeds(self) -> Mapping[str, tuple[int, int]]:
@@ -96,7 +107,7 @@ def run_test(test: Test, view: View) -> Finding | None:
 
 def mean_over_tasks(parts: Sequence[Known]) -> Known:
     """The value alone; its interval is the difference's affair."""
-    return replace(mean_of(parts), by_seed={}, low=float("nan"), high=float("nan"))
+    return replace(mean_of(parts), by_seed={}, over_points=0.0)
 
 
 def waiting(claim: Claim, views: Mapping[str, View]) -> list[str]:

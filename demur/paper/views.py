@@ -12,13 +12,12 @@ from demur.paper.published import (
     LEFT_OUT,
     MEAN,
     OOD_SETS,
-    SHIFT_SETS,
     Row,
     is_plain,
     mean_but,
     outliers_of,
     printed_values,
-    shift_by_severity,
+    shift_means,
 )
 from demur.paper.statistics import Known, Spread, assume_spread, mean_of, pool_spread
 from demur.study.grid import Cell
@@ -59,11 +58,12 @@ def mean_over_seeds(runs: Mapping[int, Measured], where: str, metric: str, sprea
     values = {seed: value for seed, run in runs.items() if (value := run.value(where, metric)) is not None}
     if not values:
         return None
-    ends = [(value.low, value.high) for value in values.values() if value.low is not None and value.high is not None]
-    low, high = np.mean(ends, axis=0).tolist() if ends else (math.nan, math.nan)
+    bounded = ((one.low, one.high) for one in values.values() if one.low is not None and one.high is not None)
+    halves = [(high - low) / 2 for low, high in bounded]
     by_seed = {seed: value.value for seed, value in values.items()}
     collapsed = any(run.collapsed for run in runs.values())
-    return Known(float(np.mean([*by_seed.values()])), low, high, by_seed, spread, collapsed)
+    over_points = float(np.mean(halves)) if halves else 0.0
+    return Known(float(np.mean([*by_seed.values()])), over_points, by_seed, spread, collapsed)
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,7 @@ class View:
 
     convention: str  # whose metrics it is judged by
     look: Callable[[Place, str, str], Known | None]  # by place, set and metric; None where it is not there
-    seeds: Callable[[Cell], int]  # how many there are of a cell
-    seconds: Callable[[Place], Mapping[int, float]]  # to fit, by seed, of networks that had the device alone
+    runs: Mapping[Place, Mapping[int, Measured]]  # by seed
 
     @property
     def accuracy(self) -> str:
@@ -82,6 +81,16 @@ class View:
     @property
     def ece(self) -> str:
         return "ece" if self.convention == "corrected" else "ece_published"
+
+    def seeds(self, cell: Cell) -> int:
+        """How many there are that were asked for all that the cell is."""
+        runs = self.runs.get(place(cell.task, cell.method, outliers_of(cell)), {}).values()
+        return sum({*cell.further} <= {*run.cell.further} for run in runs)
+
+    def seconds(self, at: Place) -> dict[int, float]:
+        """To fit, by seed, of networks that had the device alone."""
+        runs = self.runs.get(at, {}).items()
+        return {seed: run.record.seconds["fit"] for seed, run in runs if run.record.jobs == 1}
 
     def known(self, task: str, method: str, where: str, metric: str, outliers: str | None = None) -> Known | None:
         return self.look(place(task, method, outliers or DEFAULT_OUTLIERS.get(task, "default")), where, metric)
@@ -133,14 +142,7 @@ def own_view(
     def look(at: Place, where: str, metric: str) -> Known | None:
         return mean_over_seeds(places[at], where, metric, spread(at[0], where, metric)) if at in places else None
 
-    def seeds(cell: Cell) -> int:
-        runs = places.get(place(cell.task, cell.method, outliers_of(cell)), {}).values()
-        return sum({*cell.further} <= {*run.cell.further} for run in runs)
-
-    def seconds(at: Place) -> dict[int, float]:
-        return {seed: run.record.seconds["fit"] for seed, run in places.get(at, {}).items() if run.record.jobs == 1}
-
-    return View(convention, look, seeds, seconds)
+    return View(convention, look, places)
 
 
 def match_seeds(cells: Sequence[Measured], compared: Iterable[Cell]) -> list[Measured]:
@@ -173,10 +175,7 @@ def printed_view() -> View:
         parts = [Known(value, collapsed=accuracy < MAJORITY[task] + 0.01) for value in values if value is not None]
         return mean_of(parts)
 
-    def seeds(cell: Cell) -> int:
-        return int((outliers_of(cell), cell.task, TEST, cell.method, "accuracy_with_none") in printed)
-
-    return View("published", look, seeds, lambda at: {})
+    return View("published", look, {})
 
 
 def _names(task: str, where: str) -> list[str]:
@@ -193,18 +192,11 @@ def _names(task: str, where: str) -> list[str]:
 @cache
 def _printed_values() -> Mapping[tuple[str, str, str, str, str], float]:
     """By outliers, task, set, method and metric."""
-    tables = {
+    return {
         (entry.outliers, entry.task, entry.set, entry.row.method, entry.metric): entry.value
-        for entry in printed_values()
+        for entry in (*printed_values(), *shift_means())
         if entry.row.score == "max_prob"
     }
-    shift = {
-        ("imagenet32", "cifar10", SHIFT_SETS[severity], method, metric): float(np.mean(values))
-        for metric in ("accuracy_with_none", "ece_published")
-        for method, by_severity in shift_by_severity(metric).items()
-        for severity, values in by_severity.items()
-    }
-    return tables | shift
 
 
 def printed_mean(task: str, row: Row, sets: Collection[str]) -> Known | None:

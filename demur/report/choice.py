@@ -1,11 +1,11 @@
 """The choice of the recommended method: candidates and their ranks on the validation suite, then its test."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from demur.paper.choice import (
     ALLOWED,
     SEEDS,
-    Choice,
+    Candidate,
     Ranked,
     candidates_in,
     choose_candidate,
@@ -17,11 +17,12 @@ from demur.paper.published import MEAN, OOD_SETS, is_plain
 from demur.paper.statistics import Known
 from demur.paper.suite import SUITE
 from demur.paper.views import View, own_view, printed_below
-from demur.report.compare import Kind, has_scores, kept_scores, kind_of
+from demur.report.compare import Kind, kept_scores, kind_of, shown_scores
 from demur.report.field import minutes, up_to_date, with_deviation
+from demur.report.sections import candidate_name
 from demur.report.sheet import Code, Link, Section, Sheet, Strong, Text
 from demur.study.grid import Cell
-from demur.study.measuring import TEST, metric_name, per_cent
+from demur.study.measuring import TEST, metric_name, per_cent, with_sign
 from demur.study.table import Measured
 
 FULL = Kind("corrected", None, None)
@@ -63,7 +64,7 @@ def choice_section(cells: Sequence[Measured]) -> Section | None:
     view = own_view(up_to_date(cells)[0], "corrected")
     if for_all and len(chosen) > 1:
         blocks += [
-            ("One for all of these tasks, by the mean over tasks: ", *_name(for_all), "."),
+            ("One for all of these tasks, by the mean over tasks: ", *candidate_name(for_all), "."),
             _tests(cells, view, dict.fromkeys(chosen, for_all)),
             "By each task alone:",
         ]
@@ -87,11 +88,6 @@ def _validated(cells: Sequence[Measured]) -> Iterator[tuple[Kind, str, list[Meas
 def _rank(cells: Sequence[Measured], task: str) -> list[Ranked]:
     measured, of_map = candidates_in(cells, task)
     return rank(measured, of_map, seeds=screened(measured))
-
-
-def _name(choice: Choice) -> tuple[Text, ...]:
-    trained = "" if is_plain(choice.method) else f", trained with {choice.outliers or 'the usual outliers'}"
-    return Code(choice.method), " by ", Code(choice.score), trained
 
 
 def _candidates(ranked: Sequence[Ranked], task: str, kind: Kind) -> Sheet:
@@ -129,14 +125,14 @@ def _candidates(ranked: Sequence[Ranked], task: str, kind: Kind) -> Sheet:
     )
 
 
-def _tests(cells: Sequence[Measured], view: View, chosen: Mapping[str, Choice]) -> Sheet:
+def _tests(cells: Sequence[Measured], view: View, chosen: Mapping[str, Candidate]) -> Sheet:
     head: list[Text] = ["task", "chosen", "accuracy", ("against ", Code("map")), "ECE", ("against ", Code("map"))]
     head += ["mean FPR95", "mean AUROC", "minutes to train", "seeds", "ahead of it"]
     rows = [_test(cells, view, task, choice) for task, choice in chosen.items()]
     return Sheet(head, rows, names=2)
 
 
-def _test(cells: Sequence[Measured], view: View, task: str, choice: Choice) -> list[Text]:
+def _test(cells: Sequence[Measured], view: View, task: str, choice: Candidate) -> list[Text]:
     cell = Cell(task, choice.method, outliers=choice.outliers)
 
     def known(where: str, metric: str, of: Cell = cell) -> Known:
@@ -144,21 +140,21 @@ def _test(cells: Sequence[Measured], view: View, task: str, choice: Choice) -> l
 
     fpr95 = known(MEAN, metric_name("fpr95", choice.score))
     if not fpr95.by_seed:
-        return [task, _name(choice), *["–"] * 9]
+        return [task, candidate_name(choice), *["–"] * 9]
     values: list[Text] = []
     for metric in ("accuracy", "ece"):
         own, plain = known(TEST, metric), known(TEST, metric, Cell(task, "map"))
-        change = f"{100 * (own.value - plain.value):+.1f}".replace("-", "−") if plain.by_seed else "–"
-        values += [with_deviation(own.by_seed.values()), change]
+        values += [with_deviation(own.by_seed.values()), with_sign(own.value - plain.value) if plain.by_seed else "–"]
     auroc = known(MEAN, metric_name("auroc", choice.score))
     values += [with_deviation(fpr95.by_seed.values()), with_deviation(auroc.by_seed.values())]
     values += [minutes(view, task, choice.method, choice.outliers), str(len(fpr95.by_seed))]
-    return [task, _name(choice), *values, [*_ahead(cells, view, task, choice, fpr95.value)] or "none"]
+    return [task, candidate_name(choice), *values, [*_ahead(cells, view, task, choice, fpr95.value)] or "none"]
 
 
-def _ahead(cells: Sequence[Measured], view: View, task: str, choice: Choice, value: float) -> Iterator[Text]:
+def _ahead(cells: Sequence[Measured], view: View, task: str, choice: Candidate, value: float) -> Iterator[Text]:
     """What has a lower mean FPR95."""
-    scores = _scores(run for run in cells if run.cell.task == task and run.cell.method in RIVALS)
+    rivals = [run for run in cells if run.cell.task == task and run.cell.method in RIVALS]
+    scores = dict.fromkeys(name for run in rivals for name in (*shown_scores(run), *kept_scores(run)))
     for method, score in ((method, score) for method in RIVALS for score in scores):
         rival = view.known(task, method, MEAN, metric_name("fpr95", score))
         if rival and rival.value < value and (method, None, score) != choice:
@@ -166,8 +162,3 @@ def _ahead(cells: Sequence[Measured], view: View, task: str, choice: Choice, val
     sets = view.sets(Cell(task, choice.method, outliers=choice.outliers), ())
     for row, printed in printed_below(task, sets, value) if len(sets) == len(OOD_SETS[task]) else ():
         yield "the paper's ", Code(row.label), f" {printed.text()}"
-
-
-def _scores(runs: Iterable[Measured]) -> list[str]:
-    names = {name: None for run in runs for name in (*has_scores(run, ("none", "none_share")), *kept_scores(run))}
-    return ["max_prob", *names]

@@ -1,7 +1,7 @@
 """Every measured value beside the published one, in the paper's tables and in one of our own for each task."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
@@ -27,7 +27,8 @@ METRIC_TITLES = {name: metric.title for name, metric in METRICS.items()} | {
     "auroc": "AUROC",
     "aupr_published": "AUPR",
 }
-HIGHER = {"accuracy", "accuracy_with_none", "auroc", "aupr_published"}  # is better; of the others lower
+# is better, of the others lower; confidence stands here on outliers
+HIGHER = {name for name, metric in METRICS.items() if metric.higher_is_better} - {"mmc"} | {"auroc", "aupr_published"}
 SEVERITIES = {name: f"severity {severity}" for severity, name in SHIFT_SETS.items()}
 
 
@@ -124,7 +125,7 @@ def _paper_tables() -> Iterator[Wanted]:
 def _own_tables(cells: Sequence[Measured]) -> Iterator[Wanted]:
     """A task's every method, in the corrected metrics, on every OOD set."""
     for here, outliers in _by_task(cells):
-        rows = {Row(run.cell.method, score) for run in here for score in ("max_prob", *has_scores(run, ("none",)))}
+        rows = {Row(run.cell.method, score) for run in here for score in shown_scores(run, but=("none_share",))}
         yield _own_table("measured", "All methods", here, outliers, rows)
 
 
@@ -132,11 +133,7 @@ def _score_tables(cells: Sequence[Measured]) -> Iterator[Wanted]:
     """The same by every score of which a study kept values, for methods that have such; beside the usual ones."""
     for here, outliers in _by_task(cells):
         asked = [run for run in here if kept_scores(run)]
-        rows = {
-            Row(run.cell.method, score)
-            for run in asked
-            for score in ("max_prob", *has_scores(run, ("none", "none_share")), *kept_scores(run))
-        }
+        rows = {Row(run.cell.method, score) for run in asked for score in (*shown_scores(run), *kept_scores(run))}
         if rows:
             yield _own_table("scores", "Scores", asked, outliers, rows)
 
@@ -163,16 +160,14 @@ def _own_table(name: str, title: str, here: Sequence[Measured], outliers: str, r
     )
 
 
-def has_scores(run: Measured, names: Iterable[str]) -> list[str]:
-    """Those of the scores that the cell has FPR95 of."""
-    metrics = {metric for _, metric in run.values}
-    return [name for name in names if f"{name}_fpr95" in metrics]
+def shown_scores(run: Measured, but: Collection[str] = ()) -> list[str]:
+    """Those of every cell that tables have."""
+    return ["max_prob", *(name for name in ("none", "none_share") if name in run.scores() and name not in but)]
 
 
 def kept_scores(run: Measured) -> list[str]:
     """The scores that it has beside those of every cell."""
-    names = {metric.removesuffix("_fpr95") for _, metric in run.values if metric.endswith("_fpr95")}
-    return sorted(names - {*MEASURED})
+    return [name for name in run.scores() if name not in MEASURED]
 
 
 def score_rank(name: str) -> tuple[int, str]:

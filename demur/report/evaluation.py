@@ -32,14 +32,6 @@ MOST_CLASSES = 15  # of which every confusion is shown; of more, the most freque
 MISTAKES = 15
 CLASSES = 60  # that have a line of their own
 DECIDED = ("accepted", UNSURE, UNKNOWN)
-EXPLAINED = {  # what scores are high for
-    "none_share": "the probability of no class, as a fraction of it and the best class's",
-    "none": "the probability of no class",
-    "max_prob": "how far the best class's probability is below 1",
-    "entropy": "how evenly the probability is spread over the classes",
-    "mutual_information": "how much the networks of the posterior disagree",
-    "doubt": "how evenly it is spread over the classes, and none_share added",
-}
 
 
 def write_evaluation(evaluation: Evaluation, out: Path) -> None:
@@ -62,7 +54,7 @@ def write_evaluation(evaluation: Evaluation, out: Path) -> None:
 
 
 def explain(evaluation: Evaluation, score: str) -> str:
-    return EXPLAINED.get(score, evaluation.scores[score].title)
+    return evaluation.scores[score].meaning or evaluation.scores[score].title
 
 
 def titled_sheet(title: str, head: Sequence[Text], rows: Sequence[Sequence[Text]], note: str, names: int = 1) -> Sheet:

@@ -30,19 +30,19 @@ MARKS = {
 }
 
 
-def agreement_drawing(cells: Sequence[Measured], convention: str = "published") -> Iterator[Drawing]:
-    """A point a printed value that was measured in that convention; nothing where none was."""
+def agreement_drawing(cells: Sequence[Measured]) -> Iterator[Drawing]:
+    """A point a printed value that was measured in the published convention; nothing where none was."""
     lines = compare_printed(cells)
-    lines = lines[lines[convention].notna() & lines["metric"].isin(list(MARKS))]
+    lines = lines[lines["published"].notna() & lines["metric"].isin(list(MARKS))]
     if len(lines):
         caption = (
             f"Measured against printed, per cent: each of the {len(lines):,} values that were measured in the "
-            f"{convention} convention; between the dotted lines they differ by at most {100 * LIMIT:.0f} points"
+            f"published convention; between the dotted lines they differ by at most {100 * LIMIT:.0f} points"
         )
-        yield Drawing("agreement", caption, draw_agreement(lines, convention))
+        yield Drawing("agreement", caption, draw_agreement(lines))
 
 
-def draw_agreement(lines: pd.DataFrame, convention: str) -> Figure:
+def draw_agreement(lines: pd.DataFrame) -> Figure:
     """A panel a task."""
     tasks = list(dict.fromkeys(lines["task"]))
     with one_column_wide(height=0.6 + 1.15 * -(-len(tasks) // 3)) as figure:
@@ -50,8 +50,8 @@ def draw_agreement(lines: pd.DataFrame, convention: str) -> Figure:
             for shift, dash in ((0, "-"), (-100 * LIMIT, ":"), (100 * LIMIT, ":")):
                 axis.axline((0, shift), slope=1, color="black", linewidth=0.5, linestyle=dash)
             for metric, (_, colour, mark) in MARKS.items():
-                of = 100 * lines.loc[(lines["task"] == task) & (lines["metric"] == metric), ["printed", convention]]
-                axis.plot(of["printed"], of[convention], mark, color=colour, markersize=2, alpha=0.7, mew=0.5)
+                of = 100 * lines.loc[(lines["task"] == task) & (lines["metric"] == metric), ["printed", "published"]]
+                axis.plot(of["printed"], of["published"], mark, color=colour, markersize=2, alpha=0.7, mew=0.5)
             axis.set_title(task.replace("_", " "), pad=2)
             axis.set(xlim=(-2, 102), ylim=(-2, 102), xticks=(0, 50, 100), yticks=(0, 50, 100), aspect="equal")
         marks = [Line2D([], [], color=c, marker=m, linestyle="", markersize=4, label=t) for t, c, m in MARKS.values()]
@@ -101,9 +101,10 @@ class ClaimCard(NamedTuple):
 
 
 def claim_cards(cells: Sequence[Measured]) -> list[ClaimCard]:
-    cards = []
-    for number, (title, columns) in enumerate(verdicts(cells), 1):
-        texts = [one.text.replace(")", "").partition(" (") for one in columns]
-        said = [(whose, word, tests) for whose, (word, _, tests) in zip(COLUMNS, texts, strict=False)]
-        cards.append(ClaimCard(f"{number}. {title}", said))
-    return cards
+    return [
+        ClaimCard(
+            f"{number}. {title}",
+            [(whose, one.word, one.tests + one.dagger) for whose, one in zip(COLUMNS, columns, strict=False)],
+        )
+        for number, (title, columns) in enumerate(verdicts(cells), 1)
+    ]

@@ -7,6 +7,7 @@ import numpy as np
 from demur.measures import ood_metrics
 from demur.metrics import accuracy
 from demur.paper.openood import BENCHMARKS
+from demur.report.field import with_deviation
 from demur.report.sheet import Sheet
 from demur.scores import USUAL_SCORE
 from demur.study.measuring import measures_of
@@ -52,13 +53,13 @@ def _sheet(task: str, lines: Mapping[tuple[str, str], Sequence[Values]]) -> Shee
     benchmark = BENCHMARKS[task]
     present = {column.rpartition(" ")[0] for column in columns}
     missing = [name for name in (*benchmark.near, *benchmark.far) if name not in present]
-    notes = ["AUROC and FPR95 in per cent, outliers as positive; mean over seeds, and +/- their standard deviation."]
+    notes = ["AUROC and FPR95 in per cent, outliers as positive; mean over seeds, and ± their standard deviation."]
     if missing:
         notes.append(f"Not in the means, because the store lacks them: {', '.join(missing)}.")
     return Sheet(
         ("method", "score", "seeds", *columns),
         [
-            (method, score, str(len(seeds)), *(_mean([values[column] for values in seeds]) for column in columns))
+            (method, score, str(len(seeds)), *(with_deviation([one[column] for one in seeds]) for column in columns))
             for (method, score), seeds in lines.items()
         ],
         names=2,
@@ -66,8 +67,3 @@ def _sheet(task: str, lines: Mapping[tuple[str, str], Sequence[Values]]) -> Shee
         notes=notes,
         name=task,
     )
-
-
-def _mean(values: Sequence[float]) -> str:
-    spread = f" +/- {100 * np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
-    return f"{100 * np.mean(values):.1f}{spread}"

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from demur.paper.agreement import LIMIT, agreement, compare_printed, coverage
+from demur.paper.choice import Candidate
 from demur.paper.grid import CONVENTIONS, commands
-from demur.paper.published import TITLES
+from demur.paper.published import TITLES, is_plain
 from demur.paper.recommended import (
     TASKS,
-    Candidate,
     Tested,
     Validated,
+    cell_of,
     compare_to_printed,
     measure,
     missing_cells,
@@ -122,7 +123,7 @@ def recommendation(cells: Sequence[Measured]) -> Section | None:
         "Recommendation",
         [
             (
-                Strong((_candidate_name(chosen), ".")),
+                Strong((candidate_name(chosen), ".")),
                 " Chosen by code that looked at validation images and printed letters alone, never at test data: the "
                 "least FPR95 of the letters, in the mean over tasks, among candidates whose validation accuracy is at "
                 "most half a point and a standard error below the best. Among those within a standard error of the "
@@ -150,8 +151,8 @@ def missing_candidates(cells: Sequence[Measured]) -> list[str]:
     return commands(missing_cells(view)) if recommend(validate(view)) is not None else []
 
 
-def _candidate_name(candidate: Candidate) -> Text:
-    trained = f", trained with {candidate.outliers or 'the usual outliers'}"
+def candidate_name(candidate: Candidate) -> tuple[Text, ...]:
+    trained = "" if is_plain(candidate.method) else f", trained with {candidate.outliers or 'the usual outliers'}"
     return Code(candidate.method), " with the score ", Code(candidate.score), trained
 
 
@@ -164,7 +165,7 @@ def candidates(cells: Sequence[Measured]) -> Sheet | None:
     tasks = list(validated[0].fpr95)
     everyone = [one.candidate for one in validated]
     tested = own_view(
-        match_seeds(cells, [one.cell(task) for one in everyone for task in tasks]), "corrected", everyone=cells
+        match_seeds(cells, [cell_of(one, task) for one in everyone for task in tasks]), "corrected", everyone=cells
     )
     head: list[Text] = ["method", "outliers", "score", "", "mean FPR95"]
     head += [[f"{what}, {when}", task] for when, what in _COLUMNS for task in tasks]
@@ -203,14 +204,14 @@ def _candidate(one: Validated, chosen: Candidate | None, view: View, everyone: S
 
 def _test_rows(cells: Sequence[Measured], chosen: Mapping[str, Candidate], named: bool = False) -> Sheet:
     """Test results of the candidate of each task."""
-    comparable = match_seeds(cells, [candidate.cell(task) for task, candidate in chosen.items()])
+    comparable = match_seeds(cells, [cell_of(candidate, task) for task, candidate in chosen.items()])
     view = own_view(comparable, "corrected", everyone=cells)
     rows: list[list[Text]] = []
     for task in (task for task in tasks_there(view) if task in chosen):
         candidate = chosen[task]
         seen, others = trained_with([candidate], task), stand_ins(comparable, task)
         tested = measure(view, candidate, task, seen)
-        first: list[Text] = [task, *[_candidate_name(candidate)] * named]
+        first: list[Text] = [task, *[candidate_name(candidate)] * named]
         if tested is None:
             rows.append([*first, *["–"] * 6])
             continue

@@ -21,8 +21,9 @@ from threadpoolctl import threadpool_limits
 
 from demur.measures import Measures, measures_with
 from demur.outliers.values import current_name
+from demur.scores import MEASURED
 from demur.study.grid import Cell
-from demur.study.measuring import TEST, Value, Values
+from demur.study.measuring import TEST, Value, Values, metric_name
 from demur.study.records import KINDS, RECORD, DamagedCell, Record, join_further, leave_out, record_from
 from demur.study.results import Result, find_cells, read_result
 from demur.tasks.images import STAND_INS
@@ -53,6 +54,12 @@ class Measured:
     def value(self, name: str, metric: str) -> Value | None:
         """On the set of that name, or on the one that stands in for it."""
         return self.values.get((name, metric)) or self.values.get((STAND_INS.get(name, name), metric))
+
+    def scores(self, where: str | None = None) -> list[str]:
+        """Those that it has FPR95 of, on that set or on any: those of every cell first, then others by name."""
+        metrics = {metric for name, metric in self.values if where in (None, name)}
+        others = sorted(metric.removesuffix("_fpr95") for metric in metrics if metric.endswith("_fpr95"))
+        return [name for name in dict.fromkeys((*MEASURED, *others)) if metric_name("fpr95", name) in metrics]
 
     @property
     def collapsed(self) -> bool:
