@@ -100,9 +100,9 @@ def as_the_first_says(*values: float) -> tuple[float, ...]:
     """The first process's values, so that all of them decide alike."""
     if num_processes() == 1:
         return values
-    said = torch.tensor(values, dtype=torch.float64, device=_message_device())
-    dist.broadcast(said, 0)
-    return tuple(said.tolist())
+    agreed = torch.tensor(values, dtype=torch.float64, device=_message_device())
+    dist.broadcast(agreed, 0)
+    return tuple(agreed.tolist())
 
 
 def _message_device() -> str:

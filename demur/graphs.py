@@ -138,7 +138,7 @@ def of_start_up(message: object) -> bool:
 
 def needs_host(step: Callable[[], None]) -> bool:
     """Take the step, and see whether it waited for the host, or drew random numbers there."""
-    mode, drawn = torch.cuda.get_sync_debug_mode(), _host_randomness()
+    mode, randomness = torch.cuda.get_sync_debug_mode(), _host_randomness()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
@@ -150,7 +150,7 @@ def needs_host(step: Callable[[], None]) -> bool:
     for warning in caught:
         if warning not in waited and not of_start_up(warning.message):
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    return bool(waited) or drawn != _host_randomness()
+    return bool(waited) or randomness != _host_randomness()
 
 
 def _host_randomness() -> tuple[object, ...]:

@@ -236,7 +236,8 @@ def test_a_first_look_ranks_and_chooses_nothing():
 def test_the_section_tests_the_chosen_one_and_names_what_is_ahead_of_it(cells: list[Measured]):
     text = read(choice_section(cells))
     assert (
-        "| cifar10 | `la+nc` by `energy`, trained with tiny_imagenet32+patches | 95.0 ±0.0 | +0.0 | 2.0 ±0.0 |" in text
+        "| cifar10 | `la+nc` with the score `energy`, trained with tiny_imagenet32+patches "
+        "| 95.0 ±0.0 | +0.0 | 2.0 ±0.0 |" in text
     )
     row = next(line for line in text.splitlines() if line.startswith("| cifar10 |"))
     assert "| 26.0 ±1.0 | 90.0 ±0.0 | 5.0 (2.5 ×) | 3 |" in row
@@ -271,11 +272,11 @@ def test_several_tasks_have_one_choice_and_their_own(cells: list[Measured]):
     ]
     text = read(choice_section([*cells, *others]))
     assert (
-        "One for all of these tasks, by the mean over tasks: `la+nc` by `energy`, trained with tiny_imagenet32+p"
-        in text
+        "One for all of these tasks, by the mean over tasks: `la+nc` with the score "
+        "`energy`, trained with tiny_imagenet32+p" in text
     )
     by_itself = text[text.index("By each task alone") :]
-    assert "| svhn | `map+oe` by `energy`, trained with the usual outliers |" in by_itself
+    assert "| svhn | `map+oe` with the score `energy`, trained with the usual outliers |" in by_itself
 
 
 def test_the_study_runs_and_its_table_is_made(tmp_path: Path):

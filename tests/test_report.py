@@ -256,7 +256,7 @@ def test_seeds_that_err_alike_are_no_more_evidence_about_the_test_points_than_on
     alone, both = (
         own_view(cells, "corrected").known("mnist", "map", "kmnist", "fpr95") for cells in ([one], [one, twin])
     )
-    assert (alone.low, alone.high) == pytest.approx((both.low, both.high))
+    assert (alone.value, alone.over_points) == pytest.approx((both.value, both.over_points))
     assert alone.training > both.training > 0
 
 

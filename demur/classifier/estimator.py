@@ -222,9 +222,9 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         data = TrainingData(inside, tuned, source, augment)
         if before is None:
             self.network_, self.wraps_logits_ = self._network(inside.x[:2])
-            starting, told = self.network_, None
+            starting, continued = self.network_, None
         else:
-            starting, told = continuing.continue_network(self, before, inside.x[:2])
+            starting, continued = continuing.continue_network(self, before, inside.x[:2])
         recipe = watch_recipe(resolve_recipe(self, len(train), seed), self.patience, data)
         inference = resolve_inference(
             method,
@@ -254,7 +254,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         self.calibration_: Calibration | None = calibration_of(to_calibrate, calibrating.y, self.decision_)
         self.report_: dict[str, Any] = {
             "method": method.name,
-            **({"continued": told} if told else {}),
+            **({"continued": continued} if continued else {}),
             **({"backbone": self.backbone_.name, "tune": self.tune} if self.backbone_ else {}),
             "trained": len(train),
             "tuned": len(tuning),

@@ -125,12 +125,12 @@ def propose(selections: Sequence[Selection]) -> list[str]:
 
     A set of which one in a hundred is an inlier may be where the inliers come from.
     """
-    made = [chosen.shown.source for chosen in selections if not chosen.shown.there]
+    synthetic = [chosen.shown.source for chosen in selections if not chosen.shown.there]
     real = [chosen for chosen in selections if chosen.shown.there and len(chosen.shown)]
     real = [chosen for chosen in real if len(chosen.twice) < 0.01 * len(chosen.shown)]
     if not real:
-        return made
-    return [min(real, key=lambda chosen: chosen.told).shown.source, *(name for name in made if name == "patches")]
+        return synthetic
+    return [min(real, key=lambda chosen: chosen.told).shown.source, *(name for name in synthetic if name == "patches")]
 
 
 def select(
@@ -266,8 +266,8 @@ def _synthetic(problem: Problem, leaf: Synthetic, count: int, generator: torch.G
                 f"source {leaf.name!r} is made by a fit, anew in every epoch: demur fit --synthetic {leaf}"
             )
         return Pool(leaf.name, _shuffled_columns(some, generator), nameless, 0)
-    made = build(leaf, "images", torch.from_numpy(np.asarray(some))).epoch(generator).numpy()
-    return Pool(leaf.name, made, nameless, 0, list(made))
+    synthetic = build(leaf, "images", torch.from_numpy(np.asarray(some))).epoch(generator).numpy()
+    return Pool(leaf.name, synthetic, nameless, 0, list(synthetic))
 
 
 def _shuffled_columns(rows: X, generator: torch.Generator) -> X:

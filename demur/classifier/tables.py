@@ -146,9 +146,9 @@ class Category:
         """By name, of what was seen in training."""
         place = {name: number for number, name in enumerate(self.values)}
         gap = {MISSING: self.entries.index(MISSING, len(place))} if self.gaps else {}
-        found = place | dict.fromkeys(self.rare, len(place)) | gap
+        places = place | dict.fromkeys(self.rare, len(place)) | gap
         truth = bool(place) and {*self.values, *self.rare} <= {*BITS.values()}
-        return found | {bit: found[name] for bit, name in BITS.items() if truth and name in found}
+        return places | {bit: places[name] for bit, name in BITS.items() if truth and name in places}
 
     @property
     def group(self) -> Group:

@@ -61,14 +61,14 @@ def add_reviewed(
     """Inputs, labels and outliers with those that were reviewed, and what these are in words."""
     from demur.serving.review import read_reviewed
 
-    found = read_reviewed(reviewed, before, path.name.removesuffix(".demur"))
+    labelled = read_reviewed(reviewed, before, path.name.removesuffix(".demur"))
     kind, names = before.preprocessing_.kind, [*getattr(before, "feature_names_in_", ())]
     x, y = inliers.x, list(inliers.y or ())
-    if found.x is not None:
-        x, y = join(kind, names, x, found.x), [*y, *found.y]
-    if found.junk is not None:
-        outliers = found.junk if outliers is None else join(kind, names, outliers, found.junk)
-    return x, y, outliers, str(found)
+    if labelled.x is not None:
+        x, y = join(kind, names, x, labelled.x), [*y, *labelled.y]
+    if labelled.junk is not None:
+        outliers = labelled.junk if outliers is None else join(kind, names, outliers, labelled.junk)
+    return x, y, outliers, str(labelled)
 
 
 def join(kind: str, names: list[str], first: "X", second: "X") -> "X":

@@ -141,13 +141,13 @@ def fit(
                 epochs = max(1, (usual or _usual_epochs(given.kind, inliers.x)) // 5)
             if isinstance(shown, str):  # made from DATA: a name
                 synthetic, shown = f"{shown}+{synthetic}" if synthetic else shown, None
-            x, y, said = inliers.x, inliers.y, dict[str, str]()
+            x, y, sources = inliers.x, inliers.y, dict[str, str]()
             if old is not None and before is not None:
                 if outliers is None:
                     continuing.tell_of_outliers(old, before)
                 if reviewed is not None:
                     real = shown
-                    x, y, shown, said["reviewed"] = continuing.add_reviewed(old, before, reviewed, inliers, real)
+                    x, y, shown, sources["reviewed"] = continuing.add_reviewed(old, before, reviewed, inliers, real)
                     if real is None and shown is not None:
                         outliers, synthetic = str(reviewed), continuing.beside_junk(old, synthetic)
             settings: dict[str, Any] = {
@@ -175,7 +175,7 @@ def fit(
                 classifier.fit(x, y, shown)
             if is_first():
                 classifier.save(out)
-        for name, value in (describe_fit(classifier, given, len(y or ()), outliers) | said).items():
+        for name, value in (describe_fit(classifier, given, len(y or ()), outliers) | sources).items():
             print(f"{name:<9} {value}")
         print(f"wrote {out}")
 

@@ -243,6 +243,6 @@ def review(
         try:
             run_plain(create_review(inputs, token), listening)
         finally:
-            found = inputs.counts()
-            kinds = f"{found['known']:,} of known classes, {found['new']:,} of new ones, {found['junk']:,} junk"
-            print(f"reviewed  {kinds}; {found['waiting']:,} wait")
+            counts = inputs.counts()
+            kinds = f"{counts['known']:,} of known classes, {counts['new']:,} of new ones, {counts['junk']:,} junk"
+            print(f"reviewed  {kinds}; {counts['waiting']:,} wait")

@@ -70,8 +70,8 @@ def shapes(inliers: Split, generator: torch.Generator) -> Tensor:
     """One to four filled ellipses, rectangles and triangles on a plain ground, in colours at random."""
     channels, height, width = inliers.x.shape[1:]
     rng = np.random.default_rng(0)
-    drawn = np.stack([_draw_shapes(height, width, rng) for _ in range(COUNT)])
-    return fit_images(torch.from_numpy(drawn).permute(0, 3, 1, 2).contiguous(), torch.Size((channels, height, width)))
+    images = np.stack([_draw_shapes(height, width, rng) for _ in range(COUNT)])
+    return fit_images(torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), torch.Size((channels, height, width)))
 
 
 def gradients(inliers: Split, generator: torch.Generator) -> Tensor:
@@ -115,10 +115,10 @@ def _windows(shape: torch.Size, least: float, most: float, generator: torch.Gene
 
 def _of_two_classes(inliers: Split, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """COUNT inliers, drawn again where there are fewer, and as many of other classes."""
-    drawn = torch.randint(len(inliers), (2, COUNT), generator=generator)
-    while (same := inliers.y[drawn[0]] == inliers.y[drawn[1]]).any():
-        drawn[:, same] = torch.randint(len(inliers), (2, int(same.sum())), generator=generator)
-    return inliers.x[drawn[0]], inliers.x[drawn[1]]
+    rows = torch.randint(len(inliers), (2, COUNT), generator=generator)
+    while (same := inliers.y[rows[0]] == inliers.y[rows[1]]).any():
+        rows[:, same] = torch.randint(len(inliers), (2, int(same.sum())), generator=generator)
+    return inliers.x[rows[0]], inliers.x[rows[1]]
 
 
 def _draw_shapes(height: int, width: int, rng: np.random.Generator) -> np.ndarray:

@@ -15,24 +15,24 @@ TITLE = f"All that differs by more than {POINTS}, published convention"
 
 def by_cause(cells: Sequence[Measured]) -> Section | None:
     """How many disagreements each cause may explain, and what is known of it; None where there are none."""
-    found = list(disagreements(cells))
-    if not found:
+    differing = list(disagreements(cells))
+    if not differing:
         return None
-    tasks = list(dict.fromkeys(one.printed.task for one, _ in found))
-    there = [cause for cause in (*CAUSES, OPEN) if any(other == cause for _, other in found)]
+    tasks = list(dict.fromkeys(one.printed.task for one, _ in differing))
+    applying = [cause for cause in (*CAUSES, OPEN) if any(other == cause for _, other in differing)]
 
     def count(task: str | None, cause: Cause | None) -> str:
-        here = [one for one, other in found if task in (None, one.printed.task) and cause in (None, other)]
+        here = [one for one, other in differing if task in (None, one.printed.task) and cause in (None, other)]
         return str(len(here)) if here else "–"
 
-    rows: list[list[Text]] = [[cause.title, *(count(task, cause) for task in (*tasks, None))] for cause in there]
+    rows: list[list[Text]] = [[cause.title, *(count(task, cause) for task in (*tasks, None))] for cause in applying]
     rows.append([Strong("all"), *(count(task, None) for task in (*tasks, None))])
     intro = (
         f"The values that differ by more than {POINTS} in the published convention. Each is counted once, at the "
         "first cause that applies to it. That a cause applies does not show that it explains the whole difference. "
         f"A table lists every one of them: {TITLE}."
     )
-    notes = [(Strong((cause.title, ".")), f" {cause.known}") for cause in there]
+    notes = [(Strong((cause.title, ".")), f" {cause.known}") for cause in applying]
     return Section("Causes of disagreement", [intro, Sheet(["cause", *tasks, "all"], rows, notes=notes)])
 
 

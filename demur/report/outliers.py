@@ -55,11 +55,11 @@ def cards(x: X, source: str) -> list[Card]:
 
 
 def _pairs(problem: Problem, chosen: Selection) -> list[Card]:
-    found = []
+    pairs = []
     for place, original in enumerate(chosen.originals[:PAIRS]):
-        found.append(_card(chosen.twice.x, place, "outlier, left out"))
-        found.append(_card(problem.x, original, f"inlier {original + 1}"))
-    return found
+        pairs.append(_card(chosen.twice.x, place, "outlier, left out"))
+        pairs.append(_card(problem.x, original, f"inlier {original + 1}"))
+    return pairs
 
 
 def _card(x: X, row: int, name: str) -> Card:

@@ -107,8 +107,8 @@ def _runs(names: Sequence[str]) -> Iterator[Fragment]:
         yield Fragment(0, tuple(names[start : start + IMAGES_EACH]))
 
 
-def _cut(at: Location, found: Iterable[tuple[str, fs.FileInfo]]) -> Iterator[Fragment]:
-    for name, info in found:
+def _cut(at: Location, files: Iterable[tuple[str, fs.FileInfo]]) -> Iterator[Fragment]:
+    for name, info in files:
         if PurePosixPath(info.path).suffix.lower() != ".parquet" or info.size <= LARGE:
             yield Fragment(0, (name,))
             continue

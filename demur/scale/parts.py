@@ -126,11 +126,11 @@ def _read_manifest(to: Location) -> dict[str, Any] | None:
     with to.files.open_input_stream(f"{to.path}/{MANIFEST}") as stream:
         content = stream.read(LONGEST)
     try:
-        said = json.loads(content)
+        manifest = json.loads(content)
     except (ValueError, RecursionError):
         return None
     names = {field.name for field in fields(Manifest)}
-    return said if isinstance(said, dict) and said.keys() == names else None
+    return manifest if isinstance(manifest, dict) and manifest.keys() == names else None
 
 
 def parts_in(to: Location) -> set[int]:

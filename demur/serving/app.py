@@ -79,12 +79,12 @@ class Server:
             return loaded.model.inputs(read(loaded.model), "inputs")
 
         x = await asyncio.to_thread(tensors)
-        found = await loaded.batcher.answered(x)
-        sorts = Counter(answer.sort for answer in found)
-        request.state.told |= {"version": loaded.version, "inputs": len(found), "decisions": dict(sorts)}
+        answers = await loaded.batcher.answered(x)
+        sorts = Counter(answer.sort for answer in answers)
+        request.state.told |= {"version": loaded.version, "inputs": len(answers), "decisions": dict(sorts)}
         if self.keeper is not None and values is not None:
-            await asyncio.to_thread(self.keeper.keep, hosted.name, loaded.model.preprocessing_.kind, values, found)
-        return loaded, found
+            await asyncio.to_thread(self.keeper.keep, hosted.name, loaded.model.preprocessing_.kind, values, answers)
+        return loaded, answers
 
     async def watch(self) -> None:
         """Load models whose files have changed, for as long as the server runs."""
@@ -151,8 +151,8 @@ def _add_plain(app: FastAPI, server: Server) -> None:
     async def answer(request: Request, hosted: Hosted, given: Mapping[str, Any]) -> JSONResponse:
         if "inputs" not in given:
             raise Refused('the request has no "inputs"; give {"inputs": [...]}')
-        loaded, found = await server.answered(request, hosted, given["inputs"])
-        content = {"model": hosted.name, "version": loaded.version, "answers": [each.to_json() for each in found]}
+        loaded, answers = await server.answered(request, hosted, given["inputs"])
+        content = {"model": hosted.name, "version": loaded.version, "answers": [each.to_json() for each in answers]}
         return JSONResponse(content)
 
     @app.get("/v1/models", summary="What is served, and what each model takes")

@@ -105,7 +105,7 @@ class Batcher(Generic[Answer]):
         began = time.perf_counter()
         try:
             every = torch.cat([x for x, _ in batch])
-            found = await asyncio.get_running_loop().run_in_executor(self._thread, self._answer, every)
+            answers = await asyncio.get_running_loop().run_in_executor(self._thread, self._answer, every)
         except Exception as failed:  # told to everyone in the batch, and to nobody else
             for _, done in batch:
                 if not done.done():
@@ -116,5 +116,5 @@ class Batcher(Generic[Answer]):
         start = 0
         for x, done in batch:
             if not done.done():  # whoever asked may have gone
-                done.set_result(found[start : start + len(x)])
+                done.set_result(answers[start : start + len(x)])
             start += len(x)

@@ -46,14 +46,14 @@ class Answerer:
     def __call__(self, x: Tensor) -> Sequence[Answer]:
         began = time.perf_counter()
         with torch.inference_mode():
-            found = answers(self._model, self._model.predict_tensor(x))
+            answered = answers(self._model, self._model.predict_tensor(x))
         self._monitor.observe(
-            [answer.outlier_score for answer in found],
-            [answer.abstained for answer in found],
-            [str(answer.label) for answer in found],
+            [answer.outlier_score for answer in answered],
+            [answer.abstained for answer in answered],
+            [str(answer.label) for answer in answered],
         )
-        self._instruments.batch(self._name, found, time.perf_counter() - began)
-        return found
+        self._instruments.batch(self._name, answered, time.perf_counter() - began)
+        return answered
 
 
 class Loaded:
@@ -119,15 +119,15 @@ def release_memory() -> None:
 
 def named_models(models: Sequence[str]) -> dict[str, Path]:
     """`PATH` or `NAME=PATH`; by default a model is called as its file."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for given in models:
         name, divided, path = given.partition("=")
         if not divided or "/" in name:
             name, path = Path(given).absolute().name.removesuffix(".demur"), given
-        if name in found:
+        if name in paths:
             raise ValueError(f"two models are called {name!r}; give one another name, as NAME={path}")
-        found[name] = Path(path)
-    return found
+        paths[name] = Path(path)
+    return paths
 
 
 def files_of(path: Path) -> list[Path]:

@@ -54,9 +54,9 @@ def image(value: Any, shape: tuple[int, ...], place: int, limits: Limits) -> np.
     if not isinstance(value, bytes):
         raise Refused(f'input {place} is {quote(value)}, no image; give the file in base64, or {{"image": base64}}')
     channels, height, width = shape
-    with open_image(io.BytesIO(value), f"input {place}") as found:
-        size = found.size
-        pixels = pixels_of(found, (channels, height, width)) if math.prod(size) <= limits.pixels else None
+    with open_image(io.BytesIO(value), f"input {place}") as image:
+        size = image.size
+        pixels = pixels_of(image, (channels, height, width)) if math.prod(size) <= limits.pixels else None
     if pixels is None:
         raise Refused(
             f"input {place} has {size[0]}x{size[1]} pixels, at most {limits.pixels:,} are read; send a smaller one"
@@ -98,10 +98,10 @@ def mixed_table(values: Sequence[Any], model: Classifier, kind: MixedTables) -> 
     odd = next((cell for each in rows for cell in each if type(cell) not in CELLS), None)
     if odd is not None:
         raise Refused(f"inputs has {quote(odd)}; a cell is a number, a string, true, false or null")
-    found = np.array(rows, dtype=object).reshape(len(rows), model.n_features_in_)
-    for place, why in kind.find_errors(pd.DataFrame(found, columns=columns or None)).items():
+    cells = np.array(rows, dtype=object).reshape(len(rows), model.n_features_in_)
+    for place, why in kind.find_errors(pd.DataFrame(cells, columns=columns or None)).items():
         raise Refused(f"input {place + 1} has {why}")
-    return found
+    return cells
 
 
 def row(value: Any, columns: Sequence[str], count: int, place: int) -> list[Any]:
@@ -136,11 +136,11 @@ def as_float(number: int | float) -> float:
 
 def array(values: Sequence[Any]) -> np.ndarray:
     try:
-        found = np.asarray(values)
+        numbers = np.asarray(values)
     except ValueError:
         raise Refused(
             "inputs are arrays of different shapes; give each the shape that the model was fitted to"
         ) from None
-    if found.dtype.kind not in "iuf":
-        raise Refused(f"inputs are of dtype {found.dtype}; give numbers")
-    return found
+    if numbers.dtype.kind not in "iuf":
+        raise Refused(f"inputs are of dtype {numbers.dtype}; give numbers")
+    return numbers

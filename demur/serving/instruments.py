@@ -40,12 +40,12 @@ class Instruments:
         self._requests.labels(model, str(status)).inc()
         self._seconds.observe(seconds)
 
-    def batch(self, model: str, found: Sequence[Answer], seconds: float) -> None:
-        self._batches.labels(model).observe(len(found))
+    def batch(self, model: str, answers: Sequence[Answer], seconds: float) -> None:
+        self._batches.labels(model).observe(len(answers))
         self._work.labels(model).observe(seconds)
-        for sort, count in Tally(answer.sort for answer in found).items():
+        for sort, count in Tally(answer.sort for answer in answers).items():
             self._decisions.labels(model, sort).inc(count)
-        for answer in found:
+        for answer in answers:
             if answer.outlier_score is not None:
                 self._scores.labels(model).observe(answer.outlier_score)
 

@@ -33,11 +33,11 @@ class Keeper:
         self._bytes = sum(size for _, size in self._files)
         self._lock, self._number, self._complained = threading.Lock(), 0, -QUIET
 
-    def keep(self, model: str, kind: str, values: Sequence[Any], found: Sequence[Answer]) -> None:
+    def keep(self, model: str, kind: str, values: Sequence[Any], answers: Sequence[Answer]) -> None:
         """Those of a request that were abstained on, inputs of that kind; what cannot be written is left out, and said
         in the log."""
         with self._lock:
-            for value, answer in zip(values, found, strict=True):
+            for value, answer in zip(values, answers, strict=True):
                 if not answer.abstained:
                     continue
                 try:

@@ -50,26 +50,28 @@ def recalibrate(
     coverage = model.decision_.coverage if coverage is None else coverage
     if not 0 < coverage < 1:
         raise ValueError(f"coverage {coverage} is not between 0 and 1; it is the fraction of inliers to accept")
-    made = []
+    predictions = []
     for batch in fresh.batches:
-        made.append(model.predict_tensor(model.inputs(batch.x)))
+        predictions.append(model.predict_tensor(model.inputs(batch.x)))
         count(len(batch.names))
-    prediction = concatenate(made)
+    prediction = concatenate(predictions)
     by_class = len(model.decision_.accept) > 1
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         decision = calibrate_decision(prediction, model.decision_.score, coverage, by_class)
-    found = Recalibration(model.decision_, decision, len(prediction), float(model.decision_.accepts(prediction).mean()))
+    recalibration = Recalibration(
+        model.decision_, decision, len(prediction), float(model.decision_.accepts(prediction).mean())
+    )
     new = copy.copy(model)
     new.decision_ = decision
     if model.calibration_ is not None:  # prediction sets go on with the labelled inliers that they had
         new.calibration_ = replace(model.calibration_, scores=calibration_scores(prediction, decision))
     new.report_ = model.report_ | {
         "recalibrated": {
-            "inliers": found.inliers,
-            "accepted_before": found.accepted,
-            "coverage_before": found.old.coverage,
+            "inliers": recalibration.inliers,
+            "accepted_before": recalibration.accepted,
+            "coverage_before": recalibration.old.coverage,
         },
         "guaranteed": decision.guaranteed,
     }
-    return new, found
+    return new, recalibration

@@ -42,10 +42,8 @@ class Review:
     def ids(self) -> list[str]:
         """From the oldest to the newest."""
         names = (file.name.removesuffix(".json") for file in self.folder.glob("*.json"))
-        found = {
-            name.removeprefix(prefix) for name in names for prefix in (PREFIX, REVIEWED) if name.startswith(prefix)
-        }
-        return sorted(each for each in found if ID.fullmatch(each))
+        ids = {name.removeprefix(prefix) for name in names for prefix in (PREFIX, REVIEWED) if name.startswith(prefix)}
+        return sorted(each for each in ids if ID.fullmatch(each))
 
     def record(self, id: str) -> Record:
         """What was kept, and the verdict: `verdict` is `class` (its name is `given`), `junk`, or None."""
@@ -76,10 +74,10 @@ class Review:
 
     def counts(self) -> Counter[str]:
         """By verdict; `waiting` for those without, `new` for the classes that no model knew."""
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for _, record in self.records():
-            found[sort_of(record)] += 1
-        return found
+            counts[sort_of(record)] += 1
+        return counts
 
 
 def read_record(file: Path) -> Record:

@@ -53,12 +53,12 @@ def create_review(review: Review, token: str) -> ASGIApp:
 
 def classes_of(review: Review) -> dict[str, list[str]]:
     """By model: those that it knows, and those that have been given."""
-    found: dict[str, set[str]] = {}
+    by_model: dict[str, set[str]] = {}
     for _, record in review.records():
         if record is not None:
             given = [record["given"]] if record["given"] else []
-            found.setdefault(record["model"], set()).update(known_classes(record), given)
-    return {model: sorted(names) for model, names in found.items()}
+            by_model.setdefault(record["model"], set()).update(known_classes(record), given)
+    return {model: sorted(names) for model, names in by_model.items()}
 
 
 def told(id: str, record: Record) -> dict[str, Any]:
@@ -75,13 +75,13 @@ def told(id: str, record: Record) -> dict[str, Any]:
 
 def as_shown(record: Record) -> dict[str, Any]:
     """As `shown` gives it, an image as one that every browser draws."""
-    found = dict(shown(record))
-    if "text" in found:  # half a character, which JSON can hold and UTF-8 cannot
-        return {"text": found["text"].encode("utf-8", "replace").decode()}
-    if "image" not in found:
-        return found
+    fields = dict(shown(record))
+    if "text" in fields:  # half a character, which JSON can hold and UTF-8 cannot
+        return {"text": fields["text"].encode("utf-8", "replace").decode()}
+    if "image" not in fields:
+        return fields
     try:
-        with open_image(io.BytesIO(base64.b64decode(found.pop("image"))), "the image") as image:
+        with open_image(io.BytesIO(base64.b64decode(fields.pop("image"))), "the image") as image:
             size = image.size
             if size[0] * size[1] > Limits().pixels:
                 raise Refused(f"the image has {size[0]}x{size[1]} pixels; it is too large to be shown")

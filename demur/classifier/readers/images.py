@@ -55,11 +55,11 @@ def image_batches(
     count = max(1, min(BATCH, PIXELS // math.prod(shape)))
     for start in range(0, len(files), count):
         part = slice(start, start + count)
-        found = decode(files[part], shape, names[part])
-        wrong = {place: str(error) for place, error in enumerate(found) if isinstance(error, ValueError)}
+        decoded = decode(files[part], shape, names[part])
+        wrong = {place: str(error) for place, error in enumerate(decoded) if isinstance(error, ValueError)}
         if wrong and not tolerant:
-            raise next(error for error in found if isinstance(error, ValueError))
-        pixels = [image for image in found if isinstance(image, np.ndarray)]
+            raise next(error for error in decoded if isinstance(error, ValueError))
+        pixels = [image for image in decoded if isinstance(image, np.ndarray)]
         x = np.stack(pixels) if pixels else np.empty((0, *shape), np.uint8)
         yield Batch(list(names[part]), x, None if labels is None else list(labels[part]), wrong)
 
