@@ -229,11 +229,21 @@ def test_a_classifier_of_ones_own_parts_is_saved_evaluated_and_exported():
     fitted = demur_command(*asked)
     assert fitted.returncode == 0, fitted.stderr
     assert "mine:farther" in fitted.stdout
+    predicted = demur_command("predict", "fitted", "others.csv")
+    assert predicted.returncode == 0, predicted.stderr
+    assert len(predicted.stdout.splitlines()) == len(x) + 1
     evaluated = ("evaluate", "model.demur", "test.csv", "--ood", "others.csv", "--score")
-    done = demur_command(*evaluated, "mine:least", "--score", "energy")
+    own = ("--score", "energy", "--metric", "mine:second", "--metric", "mine:top_two", "--report", "page")
+    done = demur_command(*evaluated, "mine:least", *own)
     assert done.returncode == 0, done.stderr
     assert "mine:least" in done.stdout
     assert "energy" in done.stdout
+    with Path("page/evaluation.csv").open(encoding="utf-8") as file:
+        values = {(row["set"], row["metric"]): float(row["value"]) for row in csv.DictReader(file)}
+    ranks = (-same.predict_proba(x)).argsort(1)
+    among_two = float((ranks[:, :2] == np.searchsorted(same.classes_, y)[:, None]).any(1).mean())
+    assert values["inliers", "mine:second"] == values["inliers", "mine:top_two"] == pytest.approx(among_two)
+    assert "top two (%)" in Path("page/index.html").read_text("utf-8")
     refused = demur_command(*evaluated, "knn")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "learns from training inputs" in refused.stderr

@@ -18,7 +18,7 @@ from demur.classifier.decision import UNKNOWN, UNSURE, Decision, class_probs, sc
 from demur.classifier.estimator import Classifier
 from demur.classifier.readers import Batch, Inputs, X, join_names
 from demur.classifier.selective import aurc, aurc_with_outliers
-from demur.metrics import METRICS, Array, Prediction, Separation, confidence, right
+from demur.metrics import METRICS, Array, Metric, Prediction, Separation, confidence, metric_named, right
 from demur.scores import MEASURED, Score, score_named
 
 EXAMPLES = 12  # single inputs that are shown, of each set
@@ -59,6 +59,7 @@ class Evaluation:
     abstained: Sequence[Example] = ()
     accepted: Mapping[str, Sequence[Example]] = field(default_factory=dict)
     scores: Mapping[str, Score] = field(default_factory=lambda: MEASURED)
+    measured: Mapping[str, Metric] = field(default_factory=lambda: {name: METRICS[name] for name in SHOWN})
 
     def __post_init__(self) -> None:
         if INLIERS in self.ood:
@@ -71,7 +72,7 @@ class Evaluation:
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        return {name: METRICS[name](self.given_a_class, self.y) for name in SHOWN}
+        return {name: metric(self.given_a_class, self.y) for name, metric in self.measured.items()}
 
     @cached_property
     def decisions(self) -> dict[str, dict[str, float]]:
@@ -205,12 +206,14 @@ def evaluate(
     classifier: Classifier,
     inside: Inputs,
     ood: Mapping[str, Inputs],
-    device: str,
     count: Callable[[int], None],
     scores: Sequence[str] = (),
+    metrics: Sequence[str] = (),
 ) -> Evaluation:
-    """Predict everything, a batch at a time; `count` is told how many inputs are done. `scores` are more to measure."""
+    """Predict everything, a batch at a time; `count` is told how many inputs are done. `scores` and `metrics` are more
+    to measure, by name."""
     more = classifier.scores_named(scores)
+    shown = {name: metric_named(name) for name in (*SHOWN, *metrics)}
 
     def predicted(inputs: Inputs, lowest: bool) -> tuple[Prediction, list[str], list[Example]]:
         parts, labels, examples = list[Prediction](), list[str](), list[Example]()
@@ -244,6 +247,7 @@ def evaluate(
         abstained,
         {name: each[2] for name, each in others.items()},
         {**MEASURED, **{score.name: score for score in (score_named(classifier.decision_.score), *more)}},
+        shown,
     )
 
 

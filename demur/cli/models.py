@@ -16,6 +16,7 @@ from demur.cli.progress import counting, progress
 from demur.cli.shared import (
     Data,
     DeviceName,
+    OwnMetrics,
     Seed,
     features_folder,
     make_console,
@@ -231,6 +232,7 @@ def evaluate(
     ood: Annotated[list[Path] | None, typer.Option(help="Inputs that belong to no class; may be repeated.")] = None,
     report: Annotated[Path | None, typer.Option(help="Folder for index.html, its figures, and every number.")] = None,
     score: Annotated[list[str] | None, typer.Option(help="Measure this too, as energy; may be repeated.")] = None,
+    metric: OwnMetrics = None,
     label: LabelColumn = None,
     overwrite: Overwrite = False,
     device: DeviceName = "auto",
@@ -238,8 +240,8 @@ def evaluate(
     """Measure a model on data that it has not seen: accuracy, calibration, and what it does with outliers."""
     named = _set_names(ood or ())
     if report is not None:
-        own = {"figures.csv": b"set,score,metric,value\n"}
-        writes = ("index.html", "figures.csv", "figures")
+        own = {"evaluation.csv": b"set,score,metric,value\n"}
+        writes = ("index.html", "evaluation.csv", "figures")
         check_folder(report, overwrite, writes=writes, marks=own, reads=[inputs, *named.values()], model=model)
 
     from demur.classifier import Classifier, evaluation
@@ -250,7 +252,7 @@ def evaluate(
     inside = _open_for(classifier, inputs, labelled=True, label=label)
     outside = {name: _open_for(classifier, path) for name, path in named.items()}
     with counting(inputs.name) as count:
-        evaluated = evaluation.evaluate(model.name, classifier, inside, outside, place, count, score or ())
+        evaluated = evaluation.evaluate(model.name, classifier, inside, outside, count, score or (), metric or ())
     make_console().print(sheet(evaluated))
     if shortfall := evaluation.shortfall(evaluated):
         print(f"demur: note: {shortfall}", file=sys.stderr)
@@ -291,7 +293,7 @@ def compare(
         inside = _open_for(classifier, inputs, labelled=True, label=label)
         outside = {of: _open_for(classifier, path) for of, path in named.items()}
         with counting(name) as count:
-            evaluations.append(evaluation.evaluate(name, classifier, inside, outside, place, count))
+            evaluations.append(evaluation.evaluate(name, classifier, inside, outside, count))
     places = rank_models(evaluations)
     make_console().print(sheet(places))
     if report is not None:

@@ -12,7 +12,7 @@ from demur.classifier.conformal import LEVEL
 from demur.classifier.decision import UNKNOWN, UNSURE, score_of
 from demur.classifier.evaluation import INLIERS, Evaluation, as_csv, shortfall
 from demur.classifier.selective import risk_coverage
-from demur.metrics import METRICS, Array
+from demur.metrics import Array
 from demur.report.figures import (
     INSIDE,
     OUTSIDE,
@@ -35,9 +35,9 @@ DECIDED = ("accepted", UNSURE, UNKNOWN)
 
 
 def write_evaluation(evaluation: Evaluation, out: Path) -> None:
-    """figures.csv with every number, figures/ and index.html."""
+    """evaluation.csv with every number, figures/ and index.html."""
     (out / "figures").mkdir(parents=True, exist_ok=True)
-    (out / "figures.csv").write_text(as_csv(evaluation), "utf-8")
+    (out / "evaluation.csv").write_text(as_csv(evaluation), "utf-8")
     limit = evaluation.decision
     page = render(
         "evaluation.html",
@@ -68,9 +68,9 @@ def per_cent_or_dash(value: float) -> str:
 
 def tables(evaluation: Evaluation) -> list[Sheet]:
     """What everybody looks at first."""
-    metrics = {METRICS[name]: value for name, value in evaluation.metrics.items()}
-    head = [f"{metric.title} (%)" if metric.percent else metric.title for metric in metrics]
-    shown = [per_cent(value) if metric.percent else f"{value:.3f}" for metric, value in metrics.items()]
+    metrics = [(evaluation.measured[name], value) for name, value in evaluation.metrics.items()]
+    head = [f"{metric.title} (%)" if metric.percent else metric.title for metric, _ in metrics]
+    shown = [per_cent(value) if metric.percent else f"{value:.3f}" for metric, value in metrics]
     accepted = (evaluation.accuracy_of_accepted, evaluation.ece_of_accepted, evaluation.risk["aurc"])
     sheets = [
         titled_sheet(
@@ -185,7 +185,7 @@ def mistakes(evaluation: Evaluation) -> Sheet:
     every.sort(key=lambda one: -one[2])
     rows = [(of, answer, f"{count:,}") for of, answer, count in every[:MISTAKES]]
     return titled_sheet(
-        "Answers", ("inputs of", "answered", "inputs"), rows, "The most frequent wrong answers; figures.csv has all."
+        "Answers", ("inputs of", "answered", "inputs"), rows, "The most frequent wrong answers; evaluation.csv has all."
     )
 
 
