@@ -1,5 +1,5 @@
 """One contestant of the Fisher rows in its own process, so that memory is its own, and laplace-torch may come from
-another environment. A line in asks for a turn, a line out has its figures.
+another environment. A line in asks for a turn, a line out has its values.
 """
 
 import json

@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Conditions:
-    """Where and how large. `small` tries every row in seconds; its figures mean nothing."""
+    """Where and how large. `small` tries every row in seconds; its values mean nothing."""
 
     device: str = "cpu"
     small: bool = False

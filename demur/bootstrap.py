@@ -80,10 +80,10 @@ def _aupr_published(positive: Array, negative: Array, drawn_positive: Counts, dr
     return area / (2 * len(positive))
 
 
-def _cumulate(draws: Counts) -> NDArray[np.int32]:
+def _cumulate(counts: Counts) -> NDArray[np.int32]:
     """How many are drawn among the i lowest, i from 0 to all."""
-    total = np.zeros((len(draws) + 1, draws.shape[1]), np.int32)
-    for i, row in enumerate(draws):  # by rows, since numpy's cumsum down the columns takes six times as long
+    total = np.zeros((len(counts) + 1, counts.shape[1]), np.int32)
+    for i, row in enumerate(counts):  # by rows, since numpy's cumsum down the columns takes six times as long
         np.add(total[i], row, out=total[i + 1])
     return total
 

@@ -1,4 +1,4 @@
-"""Images: clothes, trained beside digits, photographs and shuffled patches, then shown letters and KMNIST.
+"""Images: clothes, trained beside digits, natural images and shuffled patches, then shown letters and KMNIST.
 
 python examples/fashion.py DATA    # the folder that `demur data get` fills
 """
@@ -19,8 +19,8 @@ def main(data: Path, count: int = 6000, epochs: int = 12, tested: int = 2000) ->
     order = torch.randperm(60_000, generator=torch.Generator().manual_seed(0))[:count]
     x, y = (each[order] for each in store.images("fashion_mnist", "train"))
     digits, _ = store.images("mnist", "train")
-    photographs, _ = store.images("tiny_imagenet32", "train")
-    grey = photographs[:: len(photographs) // DIGITS_AND_IMAGES].float().mean(1, keepdim=True).byte()
+    natural, _ = store.images("tiny_imagenet32", "train")
+    grey = natural[:: len(natural) // DIGITS_AND_IMAGES].float().mean(1, keepdim=True).byte()
     outliers = torch.cat([digits[:DIGITS_AND_IMAGES], grey[:, :, 2:30, 2:30]])  # at 28x28, as the clothes
 
     model = demur.Classifier("la+nc", synthetic="patches", epochs=epochs).fit(x, y, outliers)
@@ -28,14 +28,14 @@ def main(data: Path, count: int = 6000, epochs: int = 12, tested: int = 2000) ->
 
     x_test, y_test = (each[:tested] for each in store.images("fashion_mnist", "test"))
     answers = model.predict_all(x_test)
-    figures = {
+    values = {
         "accuracy": float((answers.label == y_test.numpy()).mean()),
         "accepted": 1 - float(np.isin(answers.decision, ["unsure", "unknown"]).mean()),
     }
     for name in ("kmnist", "emnist_letters"):
         unseen, _ = store.images(name, "test")
-        figures[f"{name} abstained"] = float(np.isin(model.decide(unseen[:tested]), ["unsure", "unknown"]).mean())
-    return figures
+        values[f"{name} abstained"] = float(np.isin(model.decide(unseen[:tested]), ["unsure", "unknown"]).mean())
+    return values
 
 
 if __name__ == "__main__":

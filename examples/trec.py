@@ -22,14 +22,14 @@ def main(data: Path, epochs: int | None = None, tested: int = 2000) -> dict[str,
 
     x_test, y_test = store.texts("trec", "test")
     answers = model.predict_all(x_test)
-    figures = {
+    values = {
         "accuracy": float((answers.label == y_test.numpy()).mean()),
         "accepted": 1 - float(np.isin(answers.decision, ["unsure", "unknown"]).mean()),
     }
     for name in ("sst", "snli"):
         unseen, _ = store.texts(name, "test")
-        figures[f"{name} abstained"] = float(np.isin(model.decide(unseen[:tested]), ["unsure", "unknown"]).mean())
-    return figures
+        values[f"{name} abstained"] = float(np.isin(model.decide(unseen[:tested]), ["unsure", "unknown"]).mean())
+    return values
 
 
 def pieces(articles: list[str], lengths: list[int], count: int = 20_000) -> list[str]:

@@ -15,16 +15,16 @@ def main() -> dict[str, float]:
     known, unseen = y < 2, x[y == 2]
     x, y = x[known], y[known]
 
-    figures: dict[str, list[float]] = {"accuracy": [], "without outliers": [], "accepted": [], "unseen abstained": []}
+    values: dict[str, list[float]] = {"accuracy": [], "without outliers": [], "accepted": [], "unseen abstained": []}
     for fold, (train, test) in enumerate(StratifiedKFold(5, shuffle=True, random_state=0).split(x, y)):
         model = demur.Classifier("la+nc", random_state=fold).fit(x[train], y[train])
         plain = demur.Classifier("la", random_state=fold).fit(x[train], y[train])
         abstained, wrongly = (np.isin(model.decide(each), ["unsure", "unknown"]).mean() for each in (unseen, x[test]))
-        figures["accuracy"].append(model.score(x[test], y[test]))
-        figures["without outliers"].append(plain.score(x[test], y[test]))
-        figures["accepted"].append(1 - wrongly)
-        figures["unseen abstained"].append(abstained)
-    return {name: float(np.mean(values)) for name, values in figures.items()}
+        values["accuracy"].append(model.score(x[test], y[test]))
+        values["without outliers"].append(plain.score(x[test], y[test]))
+        values["accepted"].append(1 - wrongly)
+        values["unseen abstained"].append(abstained)
+    return {name: float(np.mean(each)) for name, each in values.items()}
 
 
 if __name__ == "__main__":

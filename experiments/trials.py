@@ -208,7 +208,7 @@ def fitted_rightly(trial: Trial) -> bool:
 
 
 def evaluated_rightly(trial: Trial) -> bool:
-    with (trial.out / "figures.csv").open(newline="") as file:
+    with (trial.out / "evaluation.csv").open(newline="") as file:
         found = {(row["set"], row["score"], row["metric"]): float(row["value"]) for row in csv.DictReader(file)}
     if trial.case.how == "junk in JSON, hashes right":
         return True

@@ -297,7 +297,7 @@ def test_evaluate_measures_it_and_calibrate_goes_by_it(models, tmp_path):
         "--score", "knn", "--report", str(tmp_path / "report"),
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    rows = [line.split(",") for line in (tmp_path / "report" / "figures.csv").read_text().splitlines()]
+    rows = [line.split(",") for line in (tmp_path / "report" / "evaluation.csv").read_text().splitlines()]
     found = {(of, score, metric): float(value) for of, score, metric, value in rows[1:]}
     own = models["knn"]
     both = np.concatenate([own.outlier_score(FRESH), own.outlier_score(FAR)])

@@ -100,7 +100,7 @@ def test_fit_predict_evaluate(tmp_path, kind):
     report = tmp_path / "report"
     assert called("evaluate", model, test, "--ood", shown, "--ood", other, "--report", report, *label) == (0, "")
     figures = {
-        (row["set"], row["score"], row["metric"]): float(row["value"]) for row in read_csv(report / "figures.csv")
+        (row["set"], row["score"], row["metric"]): float(row["value"]) for row in read_csv(report / "evaluation.csv")
     }
     assert figures["inliers", "", "accuracy"] == pytest.approx(np.mean(right))
     assert figures["shown", "", "accepted"] < 0.1
@@ -195,11 +195,11 @@ def test_sets_of_outliers_keep_names_of_their_own(rows_model, tmp_path):
     alone = called(*arguments, "--report", tmp_path / "alone")
     assert alone == (0, "")
     with_outliers, without = (
-        [row for row in read_csv(tmp_path / name / "figures.csv") if row["set"] == "inliers"]
+        [row for row in read_csv(tmp_path / name / "evaluation.csv") if row["set"] == "inliers"]
         for name in ("report", "alone")
     )
     assert with_outliers == without
-    sets = dict.fromkeys(row["set"] for row in read_csv(tmp_path / "report" / "figures.csv"))
+    sets = dict.fromkeys(row["set"] for row in read_csv(tmp_path / "report" / "evaluation.csv"))
     assert [name for name in sets if not name.startswith("class ")] == [
         "inliers",
         str(paths[0]),

@@ -101,13 +101,13 @@ def test_a_place_that_cannot_be_written_to_is_refused(tmp_path):
 
 def test_a_folder_is_written_into_if_nothing_is_in_the_way_or_it_is_the_commands_own(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    check = {"writes": ["index.html", "figures.csv"], "marks": {"figures.csv": OWN}}
+    check = {"writes": ["index.html", "evaluation.csv"], "marks": {"evaluation.csv": OWN}}
     check_folder(tmp_path, overwrite=False, **check)
     (tmp_path / "index.html").write_text("mine")
     with pytest.raises(ValueError, match=r"index.html is there already, and not by this command"):
         check_folder(tmp_path, overwrite=False, **check)
     check_folder(tmp_path, overwrite=True, **check)
-    (tmp_path / "figures.csv").write_text("ours,")
+    (tmp_path / "evaluation.csv").write_text("ours,")
     check_folder(tmp_path, overwrite=False, **check)
 
 

@@ -39,7 +39,7 @@ def resolve_score(named: str | None, likelihood: Likelihood, inference: Inferenc
 
 
 def _check_values(score: Score, fitted: Mapping[str, Tensor] | None, likelihood: Likelihood, width: int) -> None:
-    """Whether it gives a number an input, for two made-up ones."""
+    """Whether it gives a number an input, for two synthetic ones."""
     outputs = likelihood.num_outputs
     probs = torch.full((2, likelihood.num_classes), 1 / outputs)
     made_up = Prediction(

@@ -1,7 +1,7 @@
 """The model file: a folder, or one zip whose name ends in .demur, of three to five parts.
 
     manifest.json           the format's version, and every other part's length and SHA-256
-    model.json              what is not a tensor: classes, likelihood, preprocessing, thresholds, figures, versions
+    model.json              what is not a tensor: classes, likelihood, preprocessing, thresholds, metrics, versions
     posterior.safetensors   weights and posterior
     backbone.safetensors    the weights of a frozen backbone, where there is one
     score.safetensors       what the score learned that is abstained by, where it learns

@@ -37,7 +37,7 @@ TRUTH = {"True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}  # 
 BITS = {"1": "true", "0": "false"}  # as databases do
 EPOCH, DAY = pd.Timestamp(0, tz="UTC").as_unit("s"), pd.Timedelta(days=1).as_unit("s")  # of any year, 9999 included
 # strings that a reader would take for numbers, dates or times, such as 1,5 and 31.12.2020 and 10:30
-FIGURES = r"\s*[-+$€£]?\s*\d[\d.,'/: -]*\s*[%€$£]?\s*"
+NUMBER_LIKE = r"\s*[-+$€£]?\s*\d[\d.,'/: -]*\s*[%€$£]?\s*"
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def _column(cells: pd.Series, name: str) -> Column:
                     f"X has {there.iloc[int(good.argmin())]!r} in column {name!r}, among {what}s; write it as a "
                     f"{what} or leave it empty, or give the column as categories (dtype 'category')"
                 )
-        _warn_of_figures(there, name)
+        _warn_of_numbers(there, name)
     return Category.of(cells)
 
 
@@ -201,9 +201,9 @@ def _is_dictionary(kind: Any) -> bool:
     return isinstance(kind, pd.ArrowDtype) and pa.types.is_dictionary(kind.pyarrow_dtype)
 
 
-def _warn_of_figures(there: pd.Series, name: str) -> None:
+def _warn_of_numbers(there: pd.Series, name: str) -> None:
     """Of a column that is read as names, and looks like something else to a reader."""
-    alike = [isinstance(cell, str) and re.fullmatch(FIGURES, cell) is not None for cell in there]
+    alike = [isinstance(cell, str) and re.fullmatch(NUMBER_LIKE, cell) is not None for cell in there]
     if np.mean(alike) >= 0.5:
         warnings.warn(
             f"column {name!r} has cells such as {there.iloc[alike.index(True)]!r}, which are read as names; if they "

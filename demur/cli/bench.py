@@ -22,10 +22,10 @@ def bench(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help="Rows; all where none is named.")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all values there.")] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw how cost grows (the row `growth`) there.")] = None,
     laplace_python: Annotated[str | None, typer.Option(help="Python of an environment with laplace-torch.")] = None,
-    small: Annotated[bool, typer.Option("--small", help="Try every row in seconds; the figures mean nothing.")] = False,
+    small: Annotated[bool, typer.Option("--small", help="Try every row in seconds; the values mean nothing.")] = False,
     overwrite: Overwrite = False,
     device: DeviceName = "auto",
 ) -> None:

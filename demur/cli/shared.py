@@ -17,7 +17,7 @@ Data = Annotated[
     Path | None, typer.Option("--data", help="Folder of data sets; else DEMUR_DATA, else the user's cache.")
 ]
 DeviceName = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of initialisation, batches and draws.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of initialisation, batches and samples.")]
 
 OwnScores = Annotated[
     list[str] | None,

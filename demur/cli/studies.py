@@ -44,7 +44,7 @@ def run(
     score: OwnScores = None,
     metric: OwnMetrics = None,
     data: Data = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all values there.")] = None,
     save: Annotated[Path | None, typer.Option(help="Write the posterior there (safetensors).")] = None,
     load: Annotated[Path | None, typer.Option(help="Take this posterior instead of fitting one.")] = None,
     overwrite: Overwrite = False,

@@ -56,7 +56,7 @@ class Validated:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean, over the draw of letters."""
+        """Of the mean, over which letters are drawn."""
         return math.sqrt(sum(share * (1 - share) for share in self.fpr95.values()) / LETTER_COUNT) / len(self.fpr95)
 
     @property

@@ -39,9 +39,9 @@ def sheet(selections: Sequence[Selection]) -> Sheet:
     for chosen in selections:
         worst = chosen.audit.giveaways[0] if chosen.audit.giveaways else None
         shared = f"{chosen.shown.num_shared:,} ({join_names(chosen.shown.shared, 4)})" if chosen.shown.shared else "0"
-        there = f"{chosen.shown.there:,}" if chosen.shown.there else "made"
-        told = (worst.feature, per_cent(worst.auroc)) if worst else ("-", "-")
-        rows.append((chosen.shown.name, there, f"{len(chosen.shown):,}", f"{len(chosen.twice):,}", shared, *told))
+        there = f"{chosen.shown.there:,}" if chosen.shown.there else "synthetic"
+        giveaway = (worst.feature, per_cent(worst.auroc)) if worst else ("-", "-")
+        rows.append((chosen.shown.name, there, f"{len(chosen.shown):,}", f"{len(chosen.twice):,}", shared, *giveaway))
     notes = (
         "also yours, of your classes: left out; classes are compared by words, to which a poodle is no dog",
         "told best by: what tells outliers from inliers best by itself; near 100, a network may learn little else",

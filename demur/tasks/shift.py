@@ -166,7 +166,7 @@ def snow(x: Tensor, severity: int, generator: Generator) -> Tensor:
 def frost(x: Tensor, severity: int, generator: Generator) -> Tensor:
     """The image behind ice, mixed in the published proportions.
 
-    The published ice is cut from photographs. Here it is made up: six-pointed crystals, denser in some places than in
+    The published ice is cut from photographs. Here it is synthetic: six-pointed crystals, denser in some places than in
     others, on clouded bluish ground.
     """
     image, layer = ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))[severity - 1]
