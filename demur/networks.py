@@ -58,6 +58,11 @@ class HeadedNetwork(nn.Module):
             return self.head(features.float())
 
 
+def has_head(network: nn.Module) -> bool:
+    """Whether it names a linear head and features apart, as methods and scores over these need."""
+    return isinstance(getattr(network, "head", None), nn.Linear) and callable(getattr(network, "features", None))
+
+
 def mixed_precision(network: nn.Module, device: torch.device) -> torch.autocast:
     """Trunks run in bfloat16 where a GPU has units for it; heads, likelihoods, weights and averages stay float32.
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from demur.feature_scores import Fitted, Training
 from demur.likelihoods import Likelihood
 from demur.metrics import Prediction, entropy, spread
-from demur.networks import mixed_precision, own_input
+from demur.networks import has_head, mixed_precision, own_input
 from demur.posterior import Posterior
 from demur.scores import Score
 from demur.streams import generator_for
@@ -192,7 +192,7 @@ def _heads(posterior: Posterior) -> tuple[Tensor, Tensor]:
 
 def check_head(network: nn.Module) -> None:
     """Refuse a network whose features cannot be told apart."""
-    if not (isinstance(getattr(network, "head", None), nn.Linear) and callable(getattr(network, "features", None))):
+    if not has_head(network):
         raise ValueError(
             f"the network ({type(network).__name__}) has no .features and .head (nn.Linear) with forward = "
             "head(features(x)); a score of features needs them"

@@ -33,15 +33,13 @@ from demur.classifier.tables import (
     is_mixed,
     learn_columns,
 )
-from demur.classifier.tokens import Tokens
+from demur.classifier.tokens import LONGEST, Tokens, check_width
 from demur.metrics import Array
 from demur.names import choose, current
 from demur.networks import Network, as_input
 from demur.outliers.synthetic import Groups
 from demur.tasks.text import Vocabulary, normalise
 from demur.training_data import Recipe, check_finite
-
-LONGEST = 256  # words of a text
 
 
 def as_tensor(X: Any, what: str) -> Tensor:
@@ -224,8 +222,7 @@ class Texts:
     synthetic_kind: ClassVar[str] = "texts"
 
     def __post_init__(self) -> None:
-        if not 0 < self.width <= LONGEST:
-            raise ValueError(f"width {self.width} is not between 1 and {LONGEST}, the most words of a text")
+        check_width(self.width, "words")
 
     @classmethod
     def of(cls, x: Any) -> "Texts":

@@ -11,7 +11,12 @@ from demur.classifier.extras import import_extra
 from demur.networks import Network
 from demur.training_data import Recipe
 
-LONGEST = 256  # tokens of a text
+LONGEST = 256  # words or tokens of a text
+
+
+def check_width(width: int, unit: str) -> None:
+    if not 0 < width <= LONGEST:
+        raise ValueError(f"width {width} is not between 1 and {LONGEST}, the most {unit} of a text")
 
 
 @dataclass(frozen=True)
@@ -27,8 +32,7 @@ class Tokens:
     synthetic_kind: ClassVar[str] = "texts"
 
     def __post_init__(self) -> None:
-        if not 0 < self.width <= LONGEST:
-            raise ValueError(f"width {self.width} is not between 1 and {LONGEST}, the most tokens of a text")
+        check_width(self.width, "tokens")
 
     def read(self, X: Any, what: str = "X") -> Tensor:
         texts = list(X)

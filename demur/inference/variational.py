@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from demur.inference.base import Inference, build
 from demur.likelihoods import Likelihood
-from demur.networks import Network, own_input
+from demur.networks import Network, has_head, own_input
 from demur.posterior import Gaussian, Posterior
 from demur.training import optimizer_for, seeded, train
 from demur.training_data import Recipe, TrainingData
@@ -99,7 +99,7 @@ class VariationalBayes:
 
 def with_head(model: nn.Module, x: Tensor) -> nn.Module:
     """The model itself, if its head can be treated apart; x are a few inputs to see that with."""
-    apart = isinstance(getattr(model, "head", None), nn.Linear) and callable(getattr(model, "features", None))
+    apart = has_head(model)
     if apart:
         mode = model.training
         with torch.no_grad():
