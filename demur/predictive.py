@@ -155,7 +155,7 @@ def predict_scored(
 def fit_scores(
     scores: Iterable[Score], posterior: Posterior, likelihood: Likelihood, train: Split
 ) -> dict[str, dict[str, Tensor]]:
-    """What those scores that learn from training inputs have learnt, by name: plain tensors, on the CPU.
+    """What those scores that learn from training inputs have learned, by name: plain tensors, on the CPU.
 
     They see the inputs as they are, not augmented, and at most 50,000 of them.
     """

@@ -11,7 +11,7 @@ those of the classes: a large logit of "none" must not pass for an inlier's.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -255,7 +255,7 @@ def score_named(name: str) -> Score:
     """One of `SCORES`, or `mypackage.mymodule:name`: a `Score`, or a function of a `Prediction` alone."""
     score: Any = choose_or_import(SCORES, name, "score")
     if isinstance(score, Score):
-        return score if score.name == name else Score(**{**vars(score), "name": name})
+        return replace(score, name=name)
     if not callable(score):
         raise ValueError(f"score {name!r} is {score!r:.60}, not a function of a Prediction")
     return Score(name, name, _of_probs(score))

@@ -1,7 +1,6 @@
 """How long, and how fast, a head that is trained already is trained on with outliers: chosen by validation data."""
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -128,7 +127,8 @@ def try_recipe(
     with seeded(recipe.seed, data.device):
         model = build(network, likelihood, data)
         if trained:
-            deque(train(model, likelihood, data, recipe), maxlen=0)
+            for _ in train(model, likelihood, data, recipe):
+                pass
     model.eval()
     split = left_out.train
     with torch.no_grad():

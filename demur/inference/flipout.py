@@ -5,7 +5,6 @@ weights, and random signs a channel and example decorrelate what the examples se
 are in memory. Batch norm's scales and shifts, and whatever else a network has, stay points.
 """
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -111,7 +110,8 @@ class Flipout:
                 kls = [layer.kl(self.prior_precision) / sizes[name] for name, layer in layers.items()]
                 return self.tau * torch.stack(kls).sum() / len(data.train)
 
-            deque(train(model, likelihood, data, recipe, penalty=penalty), maxlen=0)
+            for _ in train(model, likelihood, data, recipe, penalty=penalty):
+                pass
         restore(model)
         variance = {k: v for name, layer in layers.items() for k, v in layer.variance(f"{name}.").items()}
         return Gaussian(model, variance, self.num_samples, recipe.seed)

@@ -82,5 +82,5 @@ class Laplace:
                 fisher = batch_mean_fisher(model, root, x, signs, only=only)
             else:
                 fisher = diagonal_fisher(model, root, x, signs=signs, budget=self.budget, only=only)
-            total = {name: value + scale * fisher[name] for name, value in total.items()} or fisher
+            total = {name: total.get(name, 0) + scale * value for name, value in fisher.items()}
         return total

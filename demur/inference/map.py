@@ -1,6 +1,5 @@
 """Maximum a posteriori: the ordinary network, weight decay being the prior."""
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,5 +26,6 @@ class MAP:
     ) -> Point:
         with seeded(recipe.seed, data.device):
             model = build(network, likelihood, data)
-            deque(train(model, likelihood, data, recipe, watched=True), maxlen=0)
+            for _ in train(model, likelihood, data, recipe, watched=True):
+                pass
         return Point(model)

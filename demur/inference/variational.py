@@ -1,7 +1,6 @@
 """Mean-field variational Bayes over the last layer; the trunk is a point, trained along with it."""
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -92,7 +91,8 @@ class VariationalBayes:
                 return self.tau * head.kl(self.prior_decay * len(data.train)) / (self.kl_count or len(data.train))
 
             optimizer = optimizer_for(model, recipe, undecayed)
-            deque(train(model, likelihood, data, recipe, optimizer=optimizer, penalty=penalty), maxlen=0)
+            for _ in train(model, likelihood, data, recipe, optimizer=optimizer, penalty=penalty):
+                pass
         model.head = head.mean
         return Gaussian(model, head.variance("head."), self.num_samples, recipe.seed, over_head=True)
 
