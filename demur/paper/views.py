@@ -25,6 +25,7 @@ from demur.study.measuring import TEST
 from demur.study.table import Measured
 
 NOISE = "smooth"  # what the paper trains with where it trains with noise
+PUBLISHED_METRICS = {"accuracy": "accuracy_with_none", "ece": "ece_published"}
 LUCK = "uniform"  # noise on which one network's luck moves FPR95 by up to 100 points: judged apart
 
 # the fraction of the most frequent class in the test data: tells the paper's collapsed classifiers by their accuracy
@@ -74,13 +75,9 @@ class View:
     look: Callable[[Place, str, str], Known | None]  # by place, set and metric; None where it is not there
     runs: Mapping[Place, Mapping[int, Measured]]  # by seed
 
-    @property
-    def accuracy(self) -> str:
-        return "accuracy" if self.convention == "corrected" else "accuracy_with_none"
-
-    @property
-    def ece(self) -> str:
-        return "ece" if self.convention == "corrected" else "ece_published"
+    def metric(self, name: str) -> str:
+        """What the convention takes for accuracy and ECE; other metrics are the same."""
+        return PUBLISHED_METRICS.get(name, name) if self.convention == "published" else name
 
     def seeds(self, cell: Cell) -> int:
         """How many there are that were asked for all that the cell is."""
