@@ -196,31 +196,20 @@ def _printed_values() -> Mapping[tuple[str, str, str, str, str], float]:
     }
 
 
-def printed_mean(task: str, row: Row, sets: Collection[str]) -> Known | None:
-    """The mean of the FPR95 that the paper prints on these sets; None where it lacks one."""
-    values = _printed_sets().get((task, row), {})
-    return Known(float(np.mean([values[name] for name in sets]))) if sets and values.keys() >= set(sets) else None
-
-
-def best_printed(task: str, score: str, sets: Collection[str]) -> tuple[Row, Known] | None:
-    """The least such mean of all rows with that score, in whichever table."""
-    rows = [row for of_task, row in _printed_sets() if (of_task, row.score) == (task, score)]
-    means = [(row, mean) for row in rows if (mean := printed_mean(task, row, sets)) is not None]
-    return min(means, key=lambda pair: pair[1].value, default=None)
-
-
-def printed_below(task: str, sets: Collection[str], value: float) -> list[tuple[Row, Known]]:
-    """The rows whose such mean is less, the least first."""
-    rows = [row for of_task, row in _printed_sets() if of_task == task]
-    means = [(row, mean) for row in rows if (mean := printed_mean(task, row, sets)) is not None and mean.value < value]
+def printed_means(task: str, sets: Collection[str]) -> list[tuple[Row, Known]]:
+    """The mean of the FPR95 that the paper prints on these sets, of every row that has them all; the least first."""
+    by_row: dict[Row, dict[str, float]] = {}
+    for entry in printed_values():
+        if (entry.task, entry.metric, entry.outliers) == (task, "fpr95", DEFAULT_OUTLIERS.get(task)):
+            by_row.setdefault(entry.row, {})[entry.set] = entry.value
+    means = [
+        (row, Known(float(np.mean([values[name] for name in sets]))))
+        for row, values in by_row.items()
+        if sets and values.keys() >= {*sets}
+    ]
     return sorted(means, key=lambda pair: pair[1].value)
 
 
-@cache
-def _printed_sets() -> Mapping[tuple[str, Row], Mapping[str, float]]:
-    """FPR95 by task and row, then by set; trained with the task's usual outliers."""
-    values: dict[tuple[str, Row], dict[str, float]] = {}
-    for entry in printed_values():
-        if entry.metric == "fpr95" and entry.set != MEAN and entry.outliers == DEFAULT_OUTLIERS[entry.task]:
-            values.setdefault((entry.task, entry.row), {})[entry.set] = entry.value
-    return values
+def best_printed(task: str, score: str, sets: Collection[str]) -> tuple[Row, Known] | None:
+    """The least of these of a row with that score, in whichever table."""
+    return next((pair for pair in printed_means(task, sets) if pair[0].score == score), None)

@@ -16,7 +16,7 @@ from demur.paper.choice import (
 from demur.paper.published import MEAN, OOD_SETS, is_plain
 from demur.paper.statistics import Known
 from demur.paper.suite import SUITE
-from demur.paper.views import View, own_view, printed_below
+from demur.paper.views import View, own_view, printed_means
 from demur.report.compare import Kind, kept_scores, kind_of, shown_scores
 from demur.report.field import minutes, up_to_date, with_deviation
 from demur.report.sections import candidate_name
@@ -160,5 +160,6 @@ def _ahead(cells: Sequence[Measured], view: View, task: str, choice: Candidate, 
         if rival and rival.value < value and (method, None, score) != choice:
             yield Code(method), " by ", Code(score), f" {rival.text()}"
     sets = view.sets(Cell(task, choice.method, outliers=choice.outliers), ())
-    for row, printed in printed_below(task, sets, value) if len(sets) == len(OOD_SETS[task]) else ():
-        yield "the paper's ", Code(row.label), f" {printed.text()}"
+    for row, printed in printed_means(task, sets) if len(sets) == len(OOD_SETS[task]) else ():
+        if printed.value < value:
+            yield "the paper's ", Code(row.label), f" {printed.text()}"

@@ -7,7 +7,8 @@ import numpy as np
 from demur.methods import method_rank
 from demur.metrics import METRICS
 from demur.paper.further import shift_set_name
-from demur.paper.published import outliers_of, printed_values, shift_by_severity
+from demur.paper.published import outliers_of, shift_by_severity
+from demur.paper.views import printed_view
 from demur.report.compare import Kind, file_name, kind_of, unusual
 from demur.report.figures import (
     FIGURE_1,
@@ -73,10 +74,9 @@ def from_values(cells: Sequence[Measured]) -> Iterator[Drawing]:
 
 
 def _noise(groups: Groups) -> Iterator[Drawing]:
-    printed: dict[str, dict[str, float]] = {}
-    for entry in printed_values():
-        if (entry.table, entry.set, entry.row.score) == ("mmc", "uniform", "max_prob"):
-            printed.setdefault(entry.task, {})[entry.row.method] = entry.value
+    view, tasks = printed_view(), dict.fromkeys(task for _, task, _ in groups)
+    known = {task: {method: view.known(task, method, "uniform", "mmc") for method in FIGURE_1} for task in tasks}
+    printed = {task: {method: one.value for method, one in of.items() if one} for task, of in known.items()}
     for kind in dict.fromkeys(kind for kind, _, _ in groups):
         measured = {
             task: {method: _mean(by_method[method], "uniform", "mmc") for method in by_method if method in FIGURE_1}

@@ -1,6 +1,6 @@
 """What one would use instead: scores of a plain network, outlier exposure, and Bayesian networks beside them."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -49,7 +49,7 @@ def field_table(cells: Sequence[Measured]) -> Sheet | None:
         values = [text for task in tasks for text in _values(view, row, task, seeds.get((row, task), ()))]
         lines.append([Code(row.method), SCORES[row.score].title, *values])
     used = [run for run in current if run.cell.task in tasks and run.cell.method in {row.method for row in ROWS}]
-    notes = [*_notes(used, tasks), *_missing(seeds.keys()), *_few_seeds(seeds), *left_out]
+    notes = [*_notes(used, tasks, seeds), *left_out]
     return Sheet(head, lines, names=2, title="Beside the field", notes=notes, name="field")
 
 
@@ -107,7 +107,9 @@ def _values(view: View, row: Row, task: str, seeds: Collection[int]) -> list[str
     return [*values, minutes(view, task, row.method), str(len(seeds))]
 
 
-def _notes(used: Sequence[Measured], tasks: Sequence[str]) -> Iterable[str]:
+def _notes(
+    used: Sequence[Measured], tasks: Sequence[str], seeds: Mapping[tuple[Row, str], Collection[int]]
+) -> Iterable[str]:
     yield "In per cent; ± is the standard deviation over training seeds, which one seed has not"
     sets = "; ".join(f"{task}: {', '.join(OOD_SETS[task])}" for task in tasks)
     yield f"FPR95 and AUROC have inliers as positive and are means over the paper's OOD sets. {sets}"
@@ -116,16 +118,9 @@ def _notes(used: Sequence[Measured], tasks: Sequence[str]) -> Iterable[str]:
     )
     yield "Minutes are of networks that had the device alone, those of an ensemble added up; scores are not timed"
     yield f"Device: {', '.join(sorted({run.record.device for run in used}))}"
-
-
-def _missing(there: Collection[tuple[Row, str]]) -> Iterable[str]:
     for task in TASKS:
-        names = [f"{row.method} by {row.score}" for row in ROWS if (row, task) not in there]
-        if names:
-            yield f"Not measured on {task}: {', '.join(names)}"
-
-
-def _few_seeds(seeds: dict[tuple[Row, str], tuple[int, ...]]) -> Iterable[str]:
+        if missing := [f"{row.method} by {row.score}" for row in ROWS if (row, task) not in seeds]:
+            yield f"Not measured on {task}: {', '.join(missing)}"
     few = dict.fromkeys(f"{row.method} on {task}" for (row, task), each in seeds.items() if len(each) < SEEDS)
     if few:
         yield f"Fewer than {SEEDS} training seeds: {', '.join(few)}"
