@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from sklearn.datasets import load_wine
+
 import demur
 
 PACKAGE = Path(demur.__file__).parent
@@ -70,6 +72,21 @@ def test_every_public_name_is_there_and_known_to_type_checkers():
 def test_the_command_line_does_not_wait_for_torch():
     code = "import sys, demur.cli.program; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_prediction_waits_for_nothing_that_only_a_fit_needs(tmp_path):
+    """scikit-learn and SciPy would take as long as torch."""
+    x, y = load_wine(return_X_y=True, as_frame=True)
+    demur.Classifier(epochs=1, device="cpu").fit(x, y).save(tmp_path / "wine.demur")
+    x[:2].to_csv(tmp_path / "two.csv", index=False)
+    code = (
+        "import sys; from demur.cli.program import run; assert run() == 0; "
+        "sys.exit(', '.join({'sklearn', 'scipy', 'matplotlib'} & {*sys.modules}) or 0)"
+    )
+    command = [sys.executable, "-c", code, "predict", tmp_path / "wine.demur", tmp_path / "two.csv"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, encoding="utf-8")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 3
 
 
 def test_the_library_neither_prints_nor_reads_the_environment():

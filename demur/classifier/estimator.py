@@ -1,7 +1,5 @@
 """`Classifier`: fit, predict and decide on numpy, torch or pandas, by the same loop and average as everything else."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Self
@@ -9,7 +7,6 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted
@@ -20,8 +17,8 @@ from demur.classifier.abstaining import fit_score, resolve_score
 from demur.classifier.augmentation import augmentation
 from demur.classifier.backbones import Backbone, resolve_backbone, suggest_backbone
 from demur.classifier.builders import logits_of, wrap_logits
-from demur.classifier.conformal import Calibration, benjamini_hochberg, calibration_of, measure_sets
-from demur.classifier.decision import calibrate_decision, class_probs, post_hoc, score_of
+from demur.classifier.conformal import Calibration, calibration_of, measure_sets
+from demur.classifier.decision import calibrate_decision
 from demur.classifier.features import Encoder, as_features
 from demur.classifier.fitting import (
     describe_prior,
@@ -34,32 +31,17 @@ from demur.classifier.fitting import (
 from demur.classifier.labels import balance_rows, encode_labels
 from demur.classifier.limits import curve_to_json, fit_within_limit, parse_duration, watch_recipe
 from demur.classifier.parameters import check_parameters, device_of
+from demur.classifier.predictor import Predictor
 from demur.classifier.tables import find_gaps
 from demur.inference import KroneckerLaplace, Laplace
 from demur.methods import Method, parse_method
-from demur.metrics import Array, Prediction
 from demur.names import choose
 from demur.networks import Network
 from demur.outliers.values import Shown
-from demur.predictive import predict_scored
-from demur.scores import Score, score_named
 from demur.training_data import Augment, Split, TrainingData
 
 
-@dataclass(frozen=True)
-class Answers:
-    """What there is to say of N inputs: a decision (a label, "unsure" or "unknown"), the most probable class whatever
-    the decision, its probability given that it is one of the classes, the score that is abstained by, and the p-value
-    of "this is an inlier" (None for a model that was saved before there were any)."""
-
-    decision: np.ndarray
-    label: np.ndarray
-    probability: Array
-    outlier_score: Array
-    p_value: Array | None = None
-
-
-class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class Classifier(ClassifierMixin, BaseEstimator, Predictor):  # type: ignore[misc]  # scikit-learn has no types
     """A Bayesian neural network that has been shown outliers, behind scikit-learn's interface.
 
     :param method: a name such as `la+nc`, or a `demur.Method` for other hyperparameters.
@@ -276,16 +258,6 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
             "seconds": perf_counter() - started,
         }
 
-    def _validate(self, X: Any, kind: str, what: str = "X", fitting: bool = True) -> Any:
-        """Check X and return it as something to take rows from; tables pass scikit-learn's own checks."""
-        if kind == "texts":
-            return kinds.strings(X, what)
-        if kind == "images":
-            return kinds.grey_values(X, what)
-        if kind == "ready":
-            return kinds.as_tensor(X, what)
-        return kinds.table_of(self, X, what, None if fitting else self.preprocessing_)
-
     def _network(self, x: Tensor) -> tuple[Network, bool]:
         """The function that builds the network, and whether its networks return objects with `.logits`."""
         if self.backbone_ is not None and not callable(self.network):
@@ -295,84 +267,6 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         with torch.random.fork_rng(devices=[]):
             _, wraps = logits_of(self.network(self.likelihood_.num_outputs), x)
         return (wrap_logits(self.network) if wraps else self.network), wraps
-
-    # answering -----------------------------------------------------------------------------------------------------
-
-    def predict(self, X: Any) -> np.ndarray:
-        """The most probable class of each input; it never abstains, `decide` does."""
-        best = self.prediction(X).probs.argmax(1)
-        return self.classes_[best.numpy()]
-
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """Probabilities of the classes, in the order of `classes_`, given that it is one of them; rows sum to one.
-
-        With a none class they have been divided by 1 - its probability, which `outlier_score(X, "none")` tells.
-        """
-        return class_probs(self.prediction(X))
-
-    def outlier_score(self, X: Any, score: str | None = None) -> Array:
-        """High for outliers: the score that is abstained by, one of `demur.SCORES` by name, or `mymodule:myscore`."""
-        check_is_fitted(self)
-        scores = self.scores_named([] if score is None else [score])
-        return score_of(self.prediction(X, scores), score or self.decision_.score, own=score is not None)
-
-    def scores_named(self, names: Sequence[str]) -> list[Score]:
-        """Scores that can be computed with this model: the one that it abstains by, and all that learn nothing."""
-        return [score_named(name) if name in self.fitted_scores_ else post_hoc(name) for name in names]
-
-    def decide(self, X: Any) -> np.ndarray:
-        """For each input its label, "unsure" or "unknown": (N,) of objects."""
-        return self.predict_all(X).decision
-
-    def predict_all(self, X: Any) -> Answers:
-        """Everything in one pass."""
-        prediction = self.prediction(X)
-        probs = class_probs(prediction)
-        answers = self.decision_.answers(prediction, self.classes_)
-        label = self.classes_[probs.argmax(1)]
-        p_value = None if self.calibration_ is None else self.calibration_.p_values(prediction, self.decision_)
-        return Answers(answers, label, probs.max(1), score_of(prediction, self.decision_.score), p_value)
-
-    def p_value(self, X: Any) -> Array:
-        """Of "this is an inlier", for each input: at most t with probability t at most, if it is one."""
-        return self._calibration().p_values(self.prediction(X), self.decision_)
-
-    def screen(self, X: Any, fdr: float = 0.1) -> NDArray[np.bool_]:
-        """Which of a batch to call outliers, so that the expected fraction of inliers among these is `fdr` at most."""
-        return benjamini_hochberg(self.p_value(X), fdr)
-
-    def prediction_sets(self, X: Any, level: float = 0.9, *, by_class: bool = False) -> list[np.ndarray]:
-        """For each input the labels that it may have; an inlier's own is among them with probability `level` at least,
-        with `by_class` whatever its class is."""
-        sets = self._calibration().label_sets(self.prediction(X), level, by_class)
-        return [self.classes_[each] for each in sets]
-
-    def _calibration(self) -> Calibration:
-        check_is_fitted(self)
-        if self.calibration_ is None:
-            raise ValueError("this model was saved without calibration scores, by an older demur; fit it again")
-        return self.calibration_
-
-    def inputs(self, X: Any, what: str = "X") -> Tensor:
-        """X as the network takes it, (N, ...); refused where it is not like what was fitted to."""
-        return self.preprocessing_.read(self._validate(X, self.preprocessing_.kind, what, fitting=False), what)
-
-    def prediction(self, X: Any, scores: Sequence[Score] = ()) -> Prediction:
-        """What all answers follow from, for `demur.metrics`: probabilities of the classes and of none; with the values
-        of `scores`, such as need logits or features."""
-        check_is_fitted(self)
-        return self.predict_tensor(self.inputs(X), scores)
-
-    def predict_tensor(self, x: Tensor, scores: Sequence[Score] = ()) -> Prediction:
-        """The prediction of a tensor that `inputs` returned; safe to call from any number of threads."""
-        return self._average(x if self.encoder_ is None else self.encoder_(x, device_of(self.device)), scores)
-
-    def _average(self, x: Tensor, scores: Sequence[Score] = ()) -> Prediction:
-        own = [score_named(self.decision_.score)] if hasattr(self, "decision_") else []
-        every = {score.name: score for score in (*own, *scores)}.values()
-        return predict_scored(
-            self.posterior_, self.likelihood_, x.to(device_of(self.device)), every, self.fitted_scores_
-        )
 
     # the model file ------------------------------------------------------------------------------------------------
 
@@ -385,16 +279,3 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sciki
         """Upload the model and a card to `me/name` on the Hugging Face hub; returns the name that `load` takes."""
         check_is_fitted(self)
         return sharing.push_model(self, repo, private, notes)
-
-    @classmethod
-    def load(
-        cls,
-        path: str | Path,
-        network: Network | None = None,
-        *,
-        backbone: nn.Module | Backbone | None = None,
-        device: str = "auto",
-        abstain_by: str | None = None,
-    ) -> "Classifier":
-        """Read a model back, also `hf:me/name@COMMIT`; `network`, `backbone` or `abstain_by` where it has your own."""
-        return keeping.load(cls, path, network, backbone, device, abstain_by)

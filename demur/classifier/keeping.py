@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +37,9 @@ from demur.posterior_file import load as load_posterior
 
 if TYPE_CHECKING:
     from demur.classifier.estimator import Classifier
+    from demur.classifier.predictor import Predictor
+
+Loaded = TypeVar("Loaded", bound="Predictor")
 
 
 def save(model: "Classifier", path: str | Path) -> None:
@@ -70,20 +73,20 @@ def _parameters(model: "Classifier") -> dict[str, Any]:
 
 
 def load(
-    kind: "type[Classifier]",
+    kind: type[Loaded],
     path: str | Path,
     network: Network | None,
     backbone: nn.Module | Backbone | None,
     device: str,
     abstain_by: str | None,
-) -> "Classifier":
+) -> Loaded:
     source = str(path)
     if source.startswith(sharing.PREFIX):
         path, source = sharing.fetch_model(source)
     with read_model(path) as (saved, posterior, weights), telling_damage(path):
-        model = kind(**with_current_names(saved["parameters"]) | {"device": device})
-        model.kind = current(model.kind)
-        model.network = network or model.network
+        given = {"kind": "auto", "network": None} | with_current_names(saved["parameters"])
+        told = {"kind": current(given["kind"]), "network": network or given["network"], "device": device}
+        model = kind(**given | told)
         model.classes_ = labels_from_json(saved["classes"])
         model.likelihood_ = likelihood_from_json(saved["likelihood"])
         model.preprocessing_ = kinds.from_json(saved["preprocessing"])

@@ -14,9 +14,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import torch
-from sklearn.base import BaseEstimator
-from sklearn.utils.validation import validate_data
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -308,14 +307,18 @@ def learn_preprocessing(x: Any, kind: str) -> Preprocessing:
     return MixedTables.of(x) if isinstance(x, pd.DataFrame) else choose(KINDS, kind, "kind of data").of(x)
 
 
-def table_of(estimator: BaseEstimator, X: Any, what: str, known: Preprocessing | None) -> np.ndarray | pd.DataFrame:
+def table_of(estimator: Any, X: Any, what: str, known: Preprocessing | None) -> np.ndarray | pd.DataFrame:
     """X after scikit-learn's own checks: rows of numbers, or a data frame where there is more in it; `known` is what
     was learned from training data, None where X is that."""
+    names = getattr(estimator, "feature_names_in_", ())
+    if isinstance(known, Tables) and are_plain(X, names, known):
+        return np.asarray(X)
     if isinstance(X, Tensor):
         X = X.numpy(force=True)
     if isinstance(known, MixedTables) or is_mixed(X):
-        frame = frame_of(X, getattr(estimator, "feature_names_in_", ()))
-        frame = validate_data(estimator, frame, reset=known is None, skip_check_array=True)
+        frame = frame_of(X, names)
+        if not (isinstance(known, MixedTables) and len(names) and list(frame.columns) == list(names)):
+            frame = validate_data(estimator, frame, reset=known is None, skip_check_array=True)
         if not isinstance(known, Tables):
             return frame
         rows = codes_of(known.columns, frame, what)
@@ -323,6 +326,22 @@ def table_of(estimator: BaseEstimator, X: Any, what: str, known: Preprocessing |
         rows = validate_data(estimator, X, reset=known is None, dtype=np.float64, ensure_all_finite=False)
     check_finite(what, torch.from_numpy(np.array(rows)))
     return rows
+
+
+def are_plain(X: Any, names: Sequence[str], known: Tables) -> bool:
+    """Whether X is as readers give it: finite numbers in the columns that were fitted to, with their names or, where
+    there were none, without. Then there is nothing to check, and scikit-learn need not be imported."""
+    if isinstance(X, pa.Table):
+        right = X.column_names == list(names) and all(kind == pa.float64() for kind in X.schema.types)
+    else:
+        right = not len(names) and type(X) is np.ndarray and X.dtype == np.float64 and X.ndim == 2
+    return right and len(X) > 0 and X.shape[1] == len(known.mean) and bool(np.isfinite(np.asarray(X)).all())
+
+
+def validate_data(*given: Any, **settings: Any) -> Any:
+    from sklearn.utils import validation  # here, since an answer mostly does without
+
+    return validation.validate_data(*given, **settings)
 
 
 # what a model file calls them

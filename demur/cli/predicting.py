@@ -12,7 +12,7 @@ from demur.cli.progress import counting
 from demur.cli.shared import parse_device
 
 if TYPE_CHECKING:
-    from demur.classifier import Classifier
+    from demur.classifier import Predictor
     from demur.classifier.readers import Batch, X
 
 HEAD = ("input", "decision", "label", "probability", "outlier_score", "p_value")
@@ -37,10 +37,10 @@ def predict_csv(model: Path, inputs: str, out: Path | None, strict: bool, overwr
     read = [Path(inputs)] if "://" not in inputs else []
     check_file(out, overwrite, mark=",".join(HEAD[:5]).encode(), reads=read, model=model)
 
-    from demur.classifier import Classifier
+    from demur.classifier import Predictor
     from demur.classifier.decision import INVALID
 
-    classifier = Classifier.load(model, device=parse_device(device))
+    classifier = Predictor.load(model, device=parse_device(device))
     batches = _batches(classifier, inputs, tolerant=not strict)
     wrong, total = list[str](), 0
     with (
@@ -100,7 +100,7 @@ def _note_invalid(wrong: int, total: int, reason: str) -> None:
         print(f"demur: note: {wrong} of {total} inputs are invalid; {reason}", file=sys.stderr)
 
 
-def _batches(classifier: "Classifier", inputs: str, tolerant: bool) -> "Iterator[Batch]":
+def _batches(classifier: "Predictor", inputs: str, tolerant: bool) -> "Iterator[Batch]":
     """Of a path as every command reads it; of a URL, or a folder of tables or texts, its fragments one by one."""
     from demur.classifier.readers import open_for
 
@@ -120,7 +120,7 @@ def _shown(inputs: str) -> str:
     return inputs.partition("?")[0].rstrip("/").rpartition("/")[2] or "inputs"
 
 
-def _answers(classifier: "Classifier", x: "X") -> Iterator[tuple[str, ...]]:
+def _answers(classifier: "Predictor", x: "X") -> Iterator[tuple[str, ...]]:
     answers = classifier.predict_all(x)
     p_values = [""] * len(answers.label) if answers.p_value is None else [f"{value:.6g}" for value in answers.p_value]
     for decision, label, probability, score, p_value in zip(

@@ -33,7 +33,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import scipy.io
 from PIL import Image, ImageOps
 
 from demur.data.decode import DAMAGE, FORMATS, MODES, convert_mode, is_deep
@@ -93,7 +92,7 @@ def reading(path: Path, kind: str) -> Iterator[None]:
         yield
     except (
         *(EOFError, ValueError, KeyError, IndexError, AttributeError, TypeError, NotImplementedError),
-        *(zlib.error, zipfile.BadZipFile, scipy.io.matlab.MatReadError, tokenize.TokenError),  # numpy tokenizes headers
+        *(zlib.error, zipfile.BadZipFile, tokenize.TokenError),  # numpy tokenizes headers
         *DAMAGE,
     ) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
@@ -270,9 +269,18 @@ def read_idx_array(path: Path) -> np.ndarray:
 def read_svhn(path: Path) -> Iterator[Part]:
     for file in sorted(path.glob("*_32x32.mat")) if path.is_dir() else [path]:
         with reading(file, "SVHN's mat"):
-            content = scipy.io.loadmat(file, variable_names=["X", "y"])
+            content = load_mat(file, ["X", "y"])
             images, labels = content["X"].transpose(3, 0, 1, 2), content["y"].reshape(-1) % 10
         yield Part(split_named(file.name), images, labels=labels)
+
+
+def load_mat(file: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    import scipy.io  # here, since no other format needs it
+
+    try:
+        return scipy.io.loadmat(file, variable_names=list(names))
+    except scipy.io.matlab.MatReadError as error:
+        raise ValueError(str(error)) from error
 
 
 def read_corruptions(path: Path) -> Iterator[Part]:

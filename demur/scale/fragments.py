@@ -17,7 +17,7 @@ from typing import BinaryIO, cast
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from demur.classifier import Classifier
+from demur.classifier import Predictor
 from demur.classifier.readers import Batch, Inputs, check_kind, wanted_by
 from demur.classifier.readers.base import Asked
 from demur.classifier.readers.images import image_batches, printable
@@ -127,7 +127,7 @@ def _groups(metadata: pq.FileMetaData) -> Iterator[pq.RowGroupMetaData]:
         yield metadata.row_group(group)
 
 
-def read_fragment(classifier: Classifier, source: Source, fragment: Fragment, tolerant: bool) -> Iterator[Batch]:
+def read_fragment(classifier: Predictor, source: Source, fragment: Fragment, tolerant: bool) -> Iterator[Batch]:
     """Its inputs as the model takes them. One is called by its row, by file and row where there are several files, or
     by its file."""
     at, wanted = source.at, wanted_by(classifier)

@@ -19,7 +19,7 @@ from demur.classifier.readers.text_files import READERS, STDIN, open_stream
 from demur.data.formats import IMAGES
 
 if TYPE_CHECKING:
-    from demur.classifier.estimator import Classifier
+    from demur.classifier.predictor import Predictor
 
 KNOWN = "give a folder of images, or a csv, parquet, jsonl, txt or npz file"
 
@@ -75,7 +75,7 @@ def drop_names(inputs: Inputs) -> Inputs:
 
 
 def open_for(
-    classifier: "Classifier", path: Path, labelled: bool = False, label: str | None = None, tolerant: bool = False
+    classifier: "Predictor", path: Path, labelled: bool = False, label: str | None = None, tolerant: bool = False
 ) -> Inputs:
     """Inputs as the model was fitted to: its columns, its size of images."""
     if isinstance(classifier.preprocessing_, Images) and path.suffix.lower() in (".csv", ".tsv", ".jsonl", ".txt"):
@@ -84,7 +84,7 @@ def open_for(
     return check_kind(classifier, given, path)
 
 
-def wanted_by(classifier: "Classifier") -> dict[str, Any]:
+def wanted_by(classifier: "Predictor") -> dict[str, Any]:
     """What a model asks of its inputs, as `open_inputs` takes it."""
     fitted = classifier.preprocessing_
     channels, *size = fitted.shape if isinstance(fitted, Images) else (None,)
@@ -97,7 +97,7 @@ def wanted_by(classifier: "Classifier") -> dict[str, Any]:
     }
 
 
-def check_kind(classifier: "Classifier", given: Inputs, path: Path) -> Inputs:
+def check_kind(classifier: "Predictor", given: Inputs, path: Path) -> Inputs:
     """Refuse inputs of another kind than the model's; rows lose their columns' names where it was fitted without."""
     kind = classifier.preprocessing_.kind
     if given.kind != kind:
