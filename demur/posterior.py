@@ -308,6 +308,17 @@ def keep_samples(posterior: Posterior, budget: int) -> Posterior:
     )
 
 
+def fewer_samples(posterior: Posterior, most: int) -> Posterior:
+    """The same posterior with the first `most` samples of each Gaussian: smaller and quicker, and another average."""
+    if type(most) is not int or most < 1:
+        raise ValueError(f"samples {most!r} is not a whole number from 1 on")
+    if isinstance(posterior, Mixture):
+        return replace(posterior, parts=tuple(fewer_samples(part, most) for part in posterior.parts))
+    if isinstance(posterior, Gaussian):
+        return replace(posterior, num_samples=min(most, posterior.num_samples), kept=posterior.kept[:most])
+    return posterior
+
+
 def kept_bytes(posterior: Posterior) -> int:
     """What `keep_samples` has taken."""
     kept = [sample for _, part in posterior.components() for sample in getattr(part, "kept", ())]

@@ -269,15 +269,17 @@ class Load:
         raise SystemExit(f"{rate / 2:.0f} requests a second were no overload; nothing was refused")
 
 
-async def measure(kind: str, model: Path, bodies: Sequence[bytes], seconds: float, first: float | None) -> str:
+async def measure(
+    kind: str, model: Path, bodies: Sequence[bytes], seconds: float, first: float | None, options: Sequence[str]
+) -> str:
     """A row of a table in Markdown."""
-    async with serving(model, "--batch", "1") as (port, process):
+    async with serving(model, "--batch", "1", *options) as (port, process):
         load = Load("one by one", port, process.pid, bodies)
         await at_rate(port, process.pid, bodies, 20, 1, 4)  # warm
         cpu, alone = await load.one_by_one()
         print(f"{kind}: {cpu:.2f} ms of CPU a request, median {alone:.2f} ms", flush=True)
         single = await load.highest_rate(first or max(1.0, 500 / alone))
-    async with serving(model) as (port, process):
+    async with serving(model, *options) as (port, process):
         load = Load("batched", port, process.pid, bodies)
         await at_rate(port, process.pid, bodies, 20, 1, 4)
         rate = await load.highest_rate(max(single, first or 0))
@@ -322,10 +324,12 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="the folder of data sets, for images and texts")
     parser.add_argument("--seconds", type=float, default=60.0, help="to hold the highest rate for; at most 600")
     parser.add_argument("--first", type=float, help="requests a second to begin with")
+    parser.add_argument("--serve", default="", metavar="OPTIONS", help="of demur serve, in quotes: '--samples 5'")
     given = parser.parse_args()
     began = time.perf_counter()
     model, inputs = prepared(given.kind, given.folder, given.data)
-    print(asyncio.run(measure(given.kind, model, bodies_of(inputs), min(given.seconds, 600.0), given.first)))
+    seconds, options = min(given.seconds, 600.0), given.serve.split()
+    print(asyncio.run(measure(given.kind, model, bodies_of(inputs), seconds, given.first, options)))
     print(f"took {time.perf_counter() - began:.0f} s", flush=True)
 
 

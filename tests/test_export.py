@@ -5,9 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from demur.classifier import Classifier, export
 from demur.classifier.export import export_onnx
+from demur.cli import app
+from demur.posterior import fewer_samples
 from experiments.fuzz import WORDS
 
 pytest.importorskip("onnx")
@@ -60,6 +63,20 @@ def test_a_graph_gives_what_the_model_gives(tmp_path, kind, method):
     about = json.loads(session.get_modelmeta().custom_metadata_map["demur"])
     assert about["classes"] == ["high", "low", "mid"]
     assert about["accept"] == list(model.decision_.accept)
+
+
+def test_a_graph_of_fewer_samples_is_smaller(tmp_path):
+    x = INPUTS["images"]
+    model = Classifier("la+nc", epochs=1, device="cpu").fit(x[:200], Y[:200])
+    model.save(tmp_path / "model.demur")
+    result = CliRunner().invoke(app, ["export", str(tmp_path / "model.demur"), "--onnx", "--samples", "2"])
+    assert (result.exit_code, "256 random inputs give the same" in result.output) == (0, True)
+    export_onnx(model, tmp_path / "whole.onnx")
+    few, whole = ((tmp_path / name).stat().st_size for name in ("model.onnx", "whole.onnx"))
+    assert few < 0.15 * whole  # 2 of 20
+    model.posterior_ = fewer_samples(model.posterior_, 2)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    np.testing.assert_allclose(session.run(["probabilities"], {"input": x})[0], model.predict_proba(x), atol=1e-4)
 
 
 @pytest.fixture(scope="module")

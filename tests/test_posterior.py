@@ -14,7 +14,16 @@ from demur import posterior_file
 from demur.likelihoods import none_class, plain
 from demur.metrics import entropy, spread
 from demur.networks import lenet, mlp
-from demur.posterior import MOST_SAMPLES, Gaussian, Mixture, Point, check_settings, keep_samples, kept_bytes
+from demur.posterior import (
+    MOST_SAMPLES,
+    Gaussian,
+    Mixture,
+    Point,
+    check_settings,
+    fewer_samples,
+    keep_samples,
+    kept_bytes,
+)
 from demur.posterior_file import load, read_about, save
 from demur.predictive import BLOCK, predict
 from demur.streams import generator_for
@@ -446,3 +455,17 @@ def test_a_million_samples_are_no_more_than_are_allowed():
     for odd in (MOST_SAMPLES + 1, 0, 2.0, True):
         with pytest.raises(ValueError, match="not a whole number from 1 to"):
             check_settings(odd, 0, False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fewer_samples_are_the_first_ones(kind, x):
+    posterior = make(kind)
+    for whole in (posterior, keep_samples(posterior, 2**20)):
+        fewer = fewer_samples(whole, 3)
+        for (_, part), (_, before) in zip(fewer.components(), posterior.components(), strict=True):
+            assert part.num_samples == min(3, before.num_samples)
+            for sample in range(part.num_samples):
+                assert torch.equal(part.logits(x, sample), before.logits(x, sample))
+    assert fewer_samples(posterior, 100).num_samples == posterior.num_samples
+    with pytest.raises(ValueError, match="samples 0 is not a whole number from 1 on"):
+        fewer_samples(posterior, 0)

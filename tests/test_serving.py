@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import demur
-from demur.posterior import Mixture, keep_samples, kept_bytes
+from demur.posterior import Mixture, fewer_samples, keep_samples, kept_bytes
 from demur.serving.app import Settings
 from demur.serving.batching import Batcher, Batching, Busy
 from demur.serving.hosted import Hosted, Hosting, named_models
@@ -205,6 +205,19 @@ def test_a_request_that_began_with_the_old_model_ends_with_it(models, tmp_path):
             return [str(answer.label) for answer in await before.batcher.answered(x)]
 
     assert asyncio.run(scenario()) == ["low", "high"]
+
+
+def test_fewer_samples_are_served_where_they_are_asked_for(models):
+    path = models["table"]
+    model = demur.load_model(path, device="cpu")
+    model.posterior_ = fewer_samples(model.posterior_, 3)
+    expected = model.predict_proba(table(2)[0])[0]
+    with served({"table": path}, Settings(Hosting(samples=3))) as (port, server):
+        assert server.models["table"].now.model.posterior_.num_samples == 3
+        status, answer, _ = ask(port, "/v1/predict", {"inputs": [table(2)[0].iloc[0].to_dict()]})
+    assert status == 200
+    found = answer["answers"][0]["probabilities"]
+    assert [found[str(name)] for name in model.classes_] == pytest.approx(expected.tolist(), abs=1e-6)
 
 
 def test_a_queue_that_is_closed_refuses_and_does_not_hang():

@@ -17,6 +17,7 @@ from demur.cli.shared import (
     Data,
     DeviceName,
     OwnMetrics,
+    Samples,
     Seed,
     features_folder,
     make_console,
@@ -306,6 +307,7 @@ def export(
     model: ModelPath,
     out: Annotated[Path | None, typer.Argument(metavar="FILE", help="By default the model's name and .onnx.")] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="As ONNX, the one format there is.")] = False,
+    samples: Samples = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Write a model as one graph that onnxruntime runs without demur, and check that it gives the same answers."""
@@ -317,8 +319,12 @@ def export(
 
     from demur.classifier import Classifier
     from demur.classifier.export import export_onnx
+    from demur.posterior import fewer_samples
 
-    checked = export_onnx(Classifier.load(model, device="cpu"), out)
+    classifier = Classifier.load(model, device="cpu")
+    if samples is not None:
+        classifier.posterior_ = fewer_samples(classifier.posterior_, samples)
+    checked = export_onnx(classifier, out)
     print(f"wrote {out}, {out.stat().st_size / 2**20:.1f} MiB: {checked}")
 
 

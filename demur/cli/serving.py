@@ -13,7 +13,7 @@ import typer
 from demur.cli.models import LabelColumn, ModelPath
 from demur.cli.outputs import check_file
 from demur.cli.progress import counting
-from demur.cli.shared import DeviceName, parse_device
+from demur.cli.shared import DeviceName, Samples, parse_device
 
 if TYPE_CHECKING:
     from demur.serving.app import Settings
@@ -40,6 +40,7 @@ def serve(
     ] = None,
     level: Level = 0.01,
     memory: Annotated[int, typer.Option(min=0, help="MiB of a model's samples to keep, not to draw anew.")] = 512,
+    samples: Samples = None,
     threads: Annotated[int, typer.Option(min=1, help="For each batch; more help large networks only.")] = 1,
     batch: Annotated[int, typer.Option(min=1, help="Inputs that are answered together, at most.")] = 64,
     queue: Annotated[int, typer.Option(min=1, help="Inputs that wait, at most; beyond, requests get 503.")] = 512,
@@ -73,6 +74,7 @@ def serve(
             memory * 2**20,
             Batching(most=batch, room=queue),
             level,
+            samples,
         ),
         Limits(body=max_body * 2**20, inputs=max_inputs),
         token,

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 Data = Annotated[
     Path | None, typer.Option("--data", help="Folder of data sets; else DEMUR_DATA, else the user's cache.")
 ]
+Samples = Annotated[
+    int | None, typer.Option(min=1, help="Of the posterior, the first N only: quicker and smaller, nearly the same.")
+]
 DeviceName = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of initialisation, batches and samples.")]
 

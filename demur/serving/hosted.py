@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from demur.classifier import Classifier
-from demur.posterior import keep_samples
+from demur.posterior import fewer_samples, keep_samples
 from demur.serving.answers import Answer, answers
 from demur.serving.batching import Batcher, Batching
 from demur.serving.instruments import Instruments
@@ -29,12 +29,14 @@ Signature = tuple[tuple[str, int, int, int], ...]
 
 @dataclass(frozen=True)
 class Hosting:
-    """`memory` is how many bytes of a model's samples may be kept, rather than drawn anew for every batch."""
+    """`memory` is how many bytes of a model's samples may be kept, rather than drawn anew for every batch; `samples` is
+    how many of them are used, None for all."""
 
     device: str = "cpu"
     memory: int = 2**29
     batching: Batching = field(default_factory=Batching)
     level: float = 0.01  # of the monitor
+    samples: int | None = None
 
 
 class Answerer:
@@ -67,7 +69,10 @@ class Loaded:
         self.model = Classifier.load(path, device=hosting.device)
         if version_of(path) != self.version:
             raise ValueError(f"{path} was replaced while it was read; it is read again")
-        self.model.posterior_ = keep_samples(self.model.posterior_, hosting.memory)
+        posterior = self.model.posterior_
+        if hosting.samples is not None:
+            posterior = fewer_samples(posterior, hosting.samples)
+        self.model.posterior_ = keep_samples(posterior, hosting.memory)
         self.since = time.time()
         self.monitor = Monitor.of(self.model, hosting.level)
         self.batcher: Batcher[Answer] = Batcher(Answerer(name, self.model, self.monitor, instruments), hosting.batching)
