@@ -9,8 +9,10 @@ from threading import Lock
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import demur
+from demur.cli import app, predicting
 from demur.inference import CyclicalSGHMC, Ensemble, KroneckerLaplace, Laplace
 from demur.likelihoods import none_class
 from demur.networks import gru, mlp
@@ -18,6 +20,7 @@ from demur.posterior import Gaussian, Posterior
 from demur.predictive import predict
 from demur.training import observed
 from tests.conftest import make_task
+from tests.serving import table
 
 SETTINGS = {
     "la": Laplace(prior_precision=5.0),
@@ -199,3 +202,22 @@ def test_a_buffer_that_is_written_in_a_pass_stays_as_it_was():
     first, second = (predict(posterior, none_class(3), torch.ones(2, 4)).probs for _ in range(2))
     assert torch.equal(first, second)
     assert posterior.network.passes == 0
+
+
+def test_a_small_network_answers_a_file_with_one_thread(tmp_path, monkeypatch):
+    rows, labels = table(60)
+    demur.Classifier("map", epochs=1, device="cpu").fit(rows, labels).save(tmp_path / "model.demur")
+    rows[:3].to_csv(tmp_path / "rows.csv", index=False)
+    said: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", said.append)
+
+    def answer(out: str) -> list[int]:
+        said.clear()
+        arguments = ["predict", tmp_path / "model.demur", tmp_path / "rows.csv", "-o", tmp_path / out]
+        assert CliRunner().invoke(app, [*map(str, arguments)]).exit_code == 0
+        return said
+
+    assert answer("one.csv") == [1]
+    assert answer("one.parquet") == [1]
+    monkeypatch.setattr(predicting, "SMALL", 1)
+    assert answer("more.csv") == []

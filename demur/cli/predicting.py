@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 HEAD = ("input", "decision", "label", "probability", "outlier_score", "p_value")
 ENGINES = ("here", "ray")
+SMALL = 2**20  # weights of a network, below which threads wait for each other more than they compute
 
 
 def is_parts(out: str) -> bool:
@@ -41,6 +42,7 @@ def predict_csv(model: Path, inputs: str, out: Path | None, strict: bool, overwr
     from demur.classifier.decision import INVALID
 
     classifier = Predictor.load(model, device=parse_device(device))
+    _share_work(classifier)
     batches = _batches(classifier, inputs, tolerant=not strict)
     wrong, total = list[str](), 0
     with (
@@ -78,6 +80,8 @@ def predict_parts(
     if to.is_local:
         check_folder(Path(to.path), overwrite, model=model, writes=[MANIFEST], marks={MANIFEST: b"\\{"})
     classifier = Classifier.load(model, device="cpu" if engine == "ray" else parse_device(device))
+    if engine == "here":
+        _share_work(classifier)
     chosen = on_ray(model, device, address) if engine == "ray" else answering.on_this_machine(classifier)
     with counting(_shown(inputs)) as count:
         done = answering.predict_parts(
@@ -93,6 +97,16 @@ def predict_parts(
     _note_invalid(done.invalid, done.inputs, done.reason)
     kept = f", {done.kept:,} of them by an earlier run" if done.kept else ""
     print(f"wrote {to.name}: {done.parts:,} parts{kept}; {done.inputs:,} inputs answered")
+
+
+def _share_work(classifier: "Predictor") -> None:
+    """Among torch's threads, where networks are large enough for that; on a busy machine others cost many times the
+    processor time, and more time of the clock."""
+    import torch
+
+    _, first = next(classifier.posterior_.components())
+    if classifier.encoder_ is None and sum(weight.numel() for weight in first.network.parameters()) < SMALL:
+        torch.set_num_threads(1)
 
 
 def _note_invalid(wrong: int, total: int, reason: str) -> None:
