@@ -41,7 +41,7 @@ from demur.outliers.values import Shown
 from demur.training_data import Augment, Split, TrainingData
 
 
-class Classifier(ClassifierMixin, BaseEstimator, Predictor):  # type: ignore[misc]  # scikit-learn has no types
+class Classifier(Predictor, ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """A Bayesian neural network that has been shown outliers, behind scikit-learn's interface.
 
     :param method: a name such as `la+nc`, or a `demur.Method` for other hyperparameters.
@@ -127,7 +127,7 @@ class Classifier(ClassifierMixin, BaseEstimator, Predictor):  # type: ignore[mis
         self.random_state = random_state
 
     def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
+        tags = ClassifierMixin.__sklearn_tags__(self)  # what answers has none of its own
         tags.input_tags.allow_nan = True  # of tables: gaps in columns that have some in training
         return tags
 
