@@ -12,6 +12,7 @@ those of the classes: a large logit of "none" must not pass for an inlier's.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from inspect import Parameter, signature
 from types import MappingProxyType
 from typing import Any
 
@@ -252,10 +253,16 @@ MEASURED: Mapping[str, Score] = MappingProxyType(
 
 
 def score_named(name: str) -> Score:
-    """One of `SCORES`, or `mypackage.mymodule:name`: a `Score`, or a function of a `Prediction` alone."""
+    """One of `SCORES`, or `mypackage.mymodule:name`: a `Score`, or a function of a `Prediction`, or as `Score.of`."""
     score: Any = choose_or_import(SCORES, name, "score")
     if isinstance(score, Score):
         return replace(score, name=name)
     if not callable(score):
         raise ValueError(f"score {name!r} is {score!r:.60}, not a function of a Prediction")
-    return Score(name, name, _of_probs(score))
+    return Score(name, name, score if _takes_two(score) else _of_probs(score))
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    given = [one for one in signature(function).parameters.values() if one.kind in positional]
+    return sum(one.default is Parameter.empty for one in given) == 2

@@ -64,8 +64,14 @@ def _from_results(app: Sphinx, path: Any, page: str, text: list[str]) -> None:
     )
 
 
+def _to_results(app: Sphinx, page: str, text: list[str]) -> None:
+    """Links to tables of the results, which are no pages of the site."""
+    text[0] = re.sub(r"\[([^]]*)\]\(((?:\.\./)+results/tables/[^)]*)\)", r"{download}`\1 <\2>`", text[0])
+
+
 def setup(app: Sphinx) -> None:
     """Formulas as MathML, which browsers draw by themselves: MathJax would be a script from elsewhere."""
     app.connect("include-read", _from_results)
+    app.connect("source-read", _to_results)
     app.connect("autodoc-skip-member", _skip)
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))

@@ -324,6 +324,9 @@ def test_fit_takes_the_name_and_serving_answers_by_it(tmp_path):
     ran = demur_command(*map(str, fit), "--method", "map", "--abstain-by", "none")
     assert ran.returncode == 2
     assert "needs a none class" in ran.stderr
+    (tmp_path / "mine.py").write_text("def first(prediction):\n    return prediction.probs[:, 0].double().numpy()\n")
+    own = (*fit[:3], tmp_path / "own.demur", *fit[4:], "--method", "map", "--abstain-by", "mine:first")
+    assert "for Python alone: demur.load_model(" in demur_command(*map(str, own), cwd=tmp_path).stdout
     ran = demur_command(*map(str, fit), "--method", "map", "--abstain-by", "rmds")
     assert ran.returncode == 0, ran.stderr
     model = demur.load_model(tmp_path / "model.demur", device="cpu")

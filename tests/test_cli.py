@@ -139,7 +139,9 @@ def test_version_and_help():
     bare = demur_command()
     assert (bare.returncode, bare.stderr) == (2, "")
     assert "Usage: demur" in bare.stdout
-    assert "study" in demur_command("--help").stdout
+    said = demur_command("--help").stdout
+    panels = [said.index(panel) for panel in ("Your data", "fit ", "A model in use", "serve ", "Research", "study ")]
+    assert panels == sorted(panels)
 
 
 def test_toy_draws_what_its_study_predicts(tmp_path):

@@ -259,7 +259,7 @@ def test_the_command_reports_the_rest(runs: Path, broken: Path, tmp_path: Path):
     command = [sys.executable, "-c", "from demur.cli import main; main()", "report", "runs", "--out", "out"]
     done = subprocess.run([*command, "--jobs", "1"], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0
-    assert "from 1 cells" in done.stdout
+    assert "from 1 cell\n" in done.stdout
     # a slow machine is also told how far it is
     (said,) = (line for line in done.stderr.splitlines() if line.startswith("demur: note: "))
     assert said.startswith("demur: note: left out: ")

@@ -90,7 +90,7 @@ GIVEN = {
     ("how-to/export.md", 0): WINE
     + "import onnxruntime\nfrom demur.classifier.export import export_onnx\nfrom pathlib import Path\nrows = x[:5]\n"
     + "export_onnx(demur.Classifier().fit(x, y), Path('wine.onnx'))",
-    ("how-to/extend.md", 0): "",
+    ("how-to/extend.md", 2): "",
     ("how-to/network.md", 1): WINE
     + "import torch\nmodel, x, outliers = torch.nn.Linear(13, 2), x[y < 2], x[y == 2]\n"
     + "y = np.array(['cat', 'dog'])[y[y < 2]]",
@@ -135,15 +135,15 @@ def test_the_figure_of_which_method_is_that_of_its_table(tmp_path: Path):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_parts_of_ones_own_are_used_as_the_page_says(tmp_path: Path):
     page = (DOCS / "how-to" / "extend.md").read_text("utf-8")
-    mine, grid = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    margin, by_margin, mine, grid = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "margin.py").write_text(margin, "utf-8")
+    (tmp_path / "by_margin.py").write_text(by_margin.replace("Classifier(", "Classifier(epochs=2, "), "utf-8")
     (tmp_path / "mine.py").write_text(mine, "utf-8")
     (tmp_path / "grid.py").write_text(grid.replace("epochs=20", "epochs=1").replace("seeds=3", "seeds=1"), "utf-8")
-    commands = re.findall(r"^demur run .*", page, re.MULTILINE)
+    commands = re.findall(r"^demur (?:run|study) [^#\n]*", page, re.MULTILINE)
     study = re.findall(r"`(demur study grid.py [^`]*)`", page)
-    assert (len(commands), len(study)) == (2, 1)
-    for command in [*(f"{one} --epochs 1" for one in commands), f"{study[0]} --jobs 1"]:
-        done = subprocess.run(
-            [sys.executable, "-m", *command.split()], cwd=tmp_path, capture_output=True, encoding="utf-8"
-        )
+    assert (len(commands), len(study)) == (4, 1)
+    for command in [*(f"-m {one} --epochs 1" for one in commands), f"-m {study[0]} --jobs 1", "by_margin.py"]:
+        done = subprocess.run([sys.executable, *command.split()], cwd=tmp_path, capture_output=True, encoding="utf-8")
         assert done.returncode == 0, done.stderr
         assert "failed" not in done.stdout + done.stderr

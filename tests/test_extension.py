@@ -341,7 +341,7 @@ def test_a_score_that_learns_from_features_goes_through_run_study_report_and_pac
     done = demur_command(*asked)
     assert done.returncode == 0, done.stderr
     assert "by mine:from_mean" in done.stdout
-    assert demur_command(*asked, "--dry-run").stdout.startswith("1 cells, 1 done")
+    assert demur_command(*asked, "--dry-run").stdout.startswith("1 cell, 1 done")
     Path("mine.py").rename("elsewhere.py")  # what is stored is reported without the module
     reported = demur_command("report", "runs", "--out", "out", "--jobs", "1")
     assert reported.returncode == 0, reported.stderr

@@ -1,6 +1,7 @@
 """README's code runs as it is written, its numbers are those of results.csv, and it stays one screen of reading."""
 
 import re
+from base64 import b64encode
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from sklearn.datasets import load_digits
 
 from demur.cli.program import run
 from demur.paper.published import printed_values
+from tests.serving import ask, served
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text("utf-8")
@@ -51,14 +53,19 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         for number, image in enumerate(images[400:460]):
             save(tmp_path / folder / f"{number}.png", image.T[::-1])
     commands = [line.split("#")[0].split()[1:] for line in SHELL.splitlines() if line.startswith("demur ")]
-    assert [command[0] for command in commands] == ["fit", "predict", "evaluate", "export"]
+    assert [command[0] for command in commands] == ["fit", "predict", "evaluate", "serve"]
     commands[0] += ["--epochs", "3", "--device", "cpu"]
-    for command in commands:
+    for command in commands[:-1]:
         monkeypatch.setattr("sys.argv", ["demur", *command])
         assert run() == 0, command
     assert len((tmp_path / "answers.csv").read_text("utf-8").splitlines()) == 21
     assert (tmp_path / "report" / "index.html").is_file()
-    assert (tmp_path / "model.onnx").is_file()
+    with served({Path(commands[-1][1]).stem: tmp_path / commands[-1][1]}) as (port, _):
+        status, said, _ = ask(
+            port, "/v1/predict", {"inputs": [b64encode(next(tmp_path.glob("new/*/*.png")).read_bytes()).decode()]}
+        )
+    assert status == 200
+    assert said["answers"][0]["decision"] in ("0", "1", "2", "unsure", "unknown")
 
 
 def save(path: Path, image: np.ndarray) -> None:

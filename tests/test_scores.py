@@ -299,8 +299,17 @@ def test_a_function_becomes_a_score_under_its_name():
     assert score(made) == pytest.approx([1.4])
 
 
+def test_a_function_may_have_the_arguments_of_a_score():
+    score = score_named("tests.test_scores:doubled_or_fitted")
+    assert score(Prediction(torch.tensor([[0.7, 0.3]]), None, torch.zeros(1))) == pytest.approx([1.4])
+
+
 def doubled(prediction: Prediction):
     return 2 * prediction.probs[:, 0].double().numpy()
+
+
+def doubled_or_fitted(prediction: Prediction, fitted: object):
+    return fitted or doubled(prediction)
 
 
 def test_what_drawings_show_side_by_side_differs_in_colour():

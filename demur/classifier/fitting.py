@@ -212,7 +212,7 @@ def warn_if_sharpness_tells(inliers: Tensor, outliers: Tensor) -> None:
     if auroc > LEAK:
         warnings.warn(
             f"sharpness alone tells the outliers from the inliers (AUROC {auroc:.3f}); see whether the model does "
-            "better with synthetic='spectrum_matched' as well",
+            "better with spectrum-matched ones as well: synthetic='spectrum_matched', or --synthetic in the shell",
             stacklevel=5,
         )
 

@@ -17,7 +17,7 @@ app = typer.Typer()
 BENCH = rb'\{\s*"demur": "[^"]*",\s*"rows": '  # the beginning of what --json writes
 
 
-@app.command()
+@app.command(rich_help_panel="Research")
 def bench(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help="Rows; all where none is named.")

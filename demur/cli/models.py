@@ -38,7 +38,7 @@ MADE_BY_DEMUR = rb"\x08.\x12\x05demur"  # the beginning of an ONNX file: version
 LabelColumn = Annotated[str | None, typer.Option(help="The label's column; else label, class, target or y.")]
 
 
-@app.command()
+@app.command(rich_help_panel="Your data")
 def fit(
     context: typer.Context,
     inputs: Annotated[
@@ -179,10 +179,13 @@ def fit(
                 classifier.save(out)
         for name, value in (describe_fit(classifier, given, len(y or ()), outliers) | sources).items():
             print(f"{name:<9} {value}")
-        print(f"wrote {out}")
+        own = classifier.decision_.score if ":" in classifier.decision_.score else None
+        print(
+            f"wrote {out}" + (f", for Python alone: demur.load_model({str(out)!r}, abstain_by={own!r})" if own else "")
+        )
 
 
-@app.command()
+@app.command(rich_help_panel="Your data")
 def predict(
     model: ModelPath,
     inputs: Annotated[
@@ -226,7 +229,7 @@ def predict(
         predicting.predict_csv(model, inputs, None if out is None else Path(out), strict, overwrite, device)
 
 
-@app.command()
+@app.command(rich_help_panel="Your data")
 def evaluate(
     model: ModelPath,
     inputs: Annotated[Path, typer.Argument(metavar="DATA", help="Labelled, as for fit, but not what was fitted to.")],
@@ -262,7 +265,7 @@ def evaluate(
         print(f"wrote {report / 'index.html'}")
 
 
-@app.command()
+@app.command(rich_help_panel="Your data")
 def compare(
     paths: Annotated[
         list[Path], typer.Argument(metavar="MODEL... DATA", help="Models, then labelled data, as for fit.")
@@ -302,7 +305,7 @@ def compare(
         print(f"wrote {report / 'index.html'}")
 
 
-@app.command()
+@app.command(rich_help_panel="Your data")
 def export(
     model: ModelPath,
     out: Annotated[Path | None, typer.Argument(metavar="FILE", help="By default the model's name and .onnx.")] = None,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command()
+@app.command(rich_help_panel="Your data")
 def outliers(
     inputs: Annotated[Path, typer.Argument(metavar="DATA", help="Labelled, as for fit: what the outliers are not.")],
     out: Annotated[

@@ -19,13 +19,13 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.add_typer(studies.app)
-app.add_typer(results.app)
-app.add_typer(bench.app)
 app.add_typer(models.app)
 app.add_typer(outliers.app)
 app.add_typer(serving.app)
-app.add_typer(data.app, name="data")
+app.add_typer(studies.app)
+app.add_typer(results.app)
+app.add_typer(bench.app)
+app.add_typer(data.app, name="data", rich_help_panel="Research")
 
 
 STOPPED = 130

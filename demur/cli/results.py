@@ -13,7 +13,7 @@ from demur.cli.shared import OwnMetrics, OwnScores, make_console
 app = typer.Typer()
 
 
-@app.command()
+@app.command(rich_help_panel="Research")
 def report(
     sources: Annotated[
         list[Path] | None,
@@ -48,10 +48,10 @@ def report(
         describe(f"tables and figures of {len(cells)} cells")
         out.mkdir(parents=True, exist_ok=True)
         write_report(cells, out)
-    print(f"wrote {out / 'index.html'} and {out / 'RESULTS.md'} from {len(cells)} cells")
+    print(f"wrote {out / 'index.html'} and {out / 'RESULTS.md'} from {len(cells)} cell{'s' * (len(cells) != 1)}")
 
 
-@app.command()
+@app.command(rich_help_panel="Research")
 def pack(
     out: Annotated[Path, typer.Argument(help="Folder for the packed files.")],
     runs: Annotated[Path, typer.Option(help="Folder of results.")] = Path("runs"),
@@ -66,7 +66,7 @@ def pack(
         print(path)
 
 
-@app.command()
+@app.command(rich_help_panel="Research")
 def unpack(
     files: Annotated[list[Path], typer.Argument(help="All files of a pack.")],
     runs: Annotated[Path, typer.Option(help="Folder of results.")] = Path("runs"),

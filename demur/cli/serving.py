@@ -27,7 +27,7 @@ ENGINES = ("here", "ray")
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
-@app.command()
+@app.command(rich_help_panel="A model in use")
 def serve(
     models: Annotated[
         list[str], typer.Argument(metavar="MODEL...", help="What `demur fit` wrote: PATH, or NAME=PATH to name it.")
@@ -157,7 +157,7 @@ def _token(file: Path) -> str:
     return first
 
 
-@app.command()
+@app.command(rich_help_panel="A model in use")
 def monitor(
     model: ModelPath,
     answers: Annotated[
@@ -193,7 +193,7 @@ def _describe(report: "Report") -> dict[str, str]:
     }
 
 
-@app.command()
+@app.command(rich_help_panel="A model in use")
 def calibrate(
     model: ModelPath,
     inputs: Annotated[Path, typer.Argument(metavar="DATA", help="Fresh inliers, as for fit, labels not needed.")],
@@ -222,7 +222,7 @@ def calibrate(
     print(f"wrote {out}")
 
 
-@app.command()
+@app.command(rich_help_panel="A model in use")
 def review(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `demur serve --keep-inputs` named.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8001,

@@ -27,7 +27,7 @@ RUN = rb'\{\s*"demur": "[^"]*",\s*"task": '  # the beginning of what --json writ
 OutliersName = Annotated[str | None, typer.Option("--outliers", help="To train with; a+b mixes in equal parts.")]
 
 
-@app.command()
+@app.command(rich_help_panel="Research")
 def run(
     task: TaskName,
     method: Annotated[str, typer.Argument(help="inference+likelihood: map, map+oe, de, la+nc, vb+sl, ...")],
@@ -79,7 +79,7 @@ def run(
             measures=measures,
         )
     duration = time.perf_counter() - started
-    title = f"{task} {method}, seed {seed}, {row.epochs} epochs, {duration:.0f} s: per cent"
+    title = f"{task} {method}, seed {seed}, {row.epochs} epoch{'s' * (row.epochs != 1)}, {duration:.0f} s: per cent"
     console.print(sheet(row, title, score or ()))
     if json_file is not None:
         record = {"demur": demur.__version__} | row.as_json() | {"time": began, "duration": duration}
@@ -104,7 +104,7 @@ def _setting(task: str, method: str, network: str | None) -> "Setting":
     return replace(setting(task, method), network=own) if task in SETTINGS else Setting(own)
 
 
-@app.command()
+@app.command(rich_help_panel="Research")
 def toy(out: Annotated[Path, typer.Argument(help="A PNG, SVG or PDF file.")], overwrite: Overwrite = False) -> None:
     """Draw the paper's toy figure: confidence near and far from four classes in the plane."""
     check_file(out, overwrite, suffixes=FIGURES)
@@ -119,7 +119,7 @@ def toy(out: Annotated[Path, typer.Argument(help="A PNG, SVG or PDF file.")], ov
     print(f"wrote {out}")
 
 
-@app.command()
+@app.command(rich_help_panel="Research")
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the figure, and for every number.")] = Path("demo"),
     overwrite: Overwrite = False,
@@ -179,7 +179,7 @@ class _WithStudies(TyperCommand):
         super().format_help(ctx, formatter)
 
 
-@app.command(cls=_WithStudies)
+@app.command(cls=_WithStudies, rich_help_panel="Research")
 def study(
     name: Annotated[str, typer.Argument()],
     task: Annotated[list[str] | None, typer.Option(help="Only this task; may be repeated.")] = None,
@@ -261,7 +261,8 @@ def study(
     fits = {cell: asked.resolve(cell, place.store) for cell in cells}
     done = {cell for cell in cells if is_answered(cell, place.folder(fits[cell]), named)}
     networks = len(networks_of(asked, place.store))
-    print(f"{len(cells)} cells, {len(done)} done, {networks} networks in all; {seconds_left(asked, place, jobs)}")
+    counted = f"{len(cells)} cell{'s' * (len(cells) != 1)}, {len(done)} done"
+    print(f"{counted}, {networks} network{'s' * (networks != 1)} in all; {seconds_left(asked, place, jobs)}")
     set_names = [fits[cell].data.set_names for cell in cells if cell not in done]
     lacking = {
         each for names in set_names for each in names if each in CATALOGUE and not place.store.has(each, "train")
@@ -305,7 +306,7 @@ def study(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel="Research")
 def audit(
     task: TaskName,
     outliers: OutliersName = None,
