@@ -628,6 +628,7 @@ def test_the_document_links_every_table_and_has_the_commands_last(report: Path):
         "demur study shift --task cifar10 --convention corrected --method map --method la+nc" in text.splitlines()[-20:]
     )
     assert re.findall(r"^## (.*)", text, re.MULTILINE) == [
+        "In short",
         "Coverage",
         "Agreement with the paper",
         "Causes of disagreement",

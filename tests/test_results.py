@@ -35,6 +35,20 @@ def test_so_are_the_claims(made: Path) -> None:
     assert (made / "claims.md").read_bytes() == (ROOT / "docs" / "claims.md").read_bytes()
 
 
+def test_what_stands_in_short_is_what_the_sections_say() -> None:
+    text = (STORED / "RESULTS.md").read_text("utf-8")
+    short, rest = text.split("\n## In short\n")[1].split("\n## Coverage\n")
+    printed, corrected, published = re.findall(r"[\d,]{5,}", rest.split("| table |")[0])
+    assert f"Of the {printed} values in the paper's tables, {corrected} are measured in the corrected" in short
+    assert f"and {published} in the published one" in short
+    shares = re.search(r"\| published \| all \|(.*)\|", rest)[1].split(" | ")
+    assert all(share.strip() in short for share in shares)
+    verdicts = re.findall(r"^\| (\d+)\. [^|]* \| ([a-z ]+?) *[(|]", rest, re.MULTILINE)
+    assert len(verdicts) == 13
+    listed = dict(re.findall(r"(\w[a-z ]*): ([\d, ]+)[;.]", short))
+    assert {number: verdict for verdict, numbers in listed.items() for number in numbers.split(", ")} == dict(verdicts)
+
+
 def test_every_figure_of_the_stored_report_is_there() -> None:
     text = (STORED / "RESULTS.md").read_text("utf-8")
     shown = [part.split(")")[0] for part in text.split("](figures/")[1:]]

@@ -17,7 +17,7 @@ from demur.report.drawings import from_predictions, from_values
 from demur.report.field import field_section, field_table
 from demur.report.figures import Drawing, save_figure
 from demur.report.front import agreement_drawing, claim_cards, heat_maps
-from demur.report.sections import beside_the_paper, candidates, missing_candidates, recommendation
+from demur.report.sections import beside_the_paper, candidates, in_short, missing_candidates, recommendation
 from demur.report.sheet import FORMATS, Section, Sheet, Text, render
 from demur.report.verdicts import claims_document, summary
 from demur.study.table import CELLS, RESULTS, Measured, cells_csv, results_csv
@@ -82,6 +82,7 @@ def _sections(cells: Sequence[Measured]) -> list[Section]:
         "waits where a cell is missing. † where the spread over training seeds is in part assumed, for want of seeds."
     )
     sections = [
+        in_short(cells),
         *beside_the_paper(cells),
         by_cause(cells),
         first and Section("The paper's claims", [intro, first]),

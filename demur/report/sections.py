@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from demur.paper.agreement import LIMIT, agreement, compare_printed, coverage
+from demur.paper.causes import OPEN, disagreements
 from demur.paper.choice import Candidate
 from demur.paper.grid import CONVENTIONS, commands
 from demur.paper.published import TITLES, is_plain
@@ -27,6 +28,7 @@ from demur.paper.statistics import Known
 from demur.paper.views import View, match_seeds, own_view
 from demur.report.compare import METRIC_TITLES
 from demur.report.sheet import Code, Link, Section, Sheet, Strong, Text
+from demur.report.verdicts import by_verdict
 from demur.study.measuring import per_cent, with_sign
 from demur.study.table import Measured
 
@@ -35,6 +37,46 @@ USUAL = "the usual"
 
 def with_half_width(known: Known) -> str:
     return f"{known.text()} ±{per_cent(known.half)}"
+
+
+def in_short(cells: Sequence[Measured]) -> Section | None:
+    """What one reads who reads nothing else; None where nothing is measured that the paper prints."""
+    lines = compare_printed(cells)
+    counts = coverage(lines)
+    total = counts.loc["all", "all"]
+    if not total[CORRECTED] and not total[PUBLISHED]:
+        return None
+    lacking = [task for task in dict.fromkeys(lines["task"]) if not counts.loc[("all", task), list(CONVENTIONS)].any()]
+    measured = (
+        f" Of the {total['printed']:,} values in the paper's tables, {total[CORRECTED]:,} are measured in the corrected"
+        f" convention, demur's own, and {total[PUBLISHED]:,} in the published one, which does what the paper's code"
+        " did."
+    )
+    blocks: list[Text] = [
+        (Strong("How much is measured?"), measured + f" None is measured on {' or '.join(lacking)}." * bool(lacking))
+    ]
+    shares = agreement(lines, PUBLISHED)
+    if ("all", "all") in shares.index:
+        by_metric = [
+            f"{title} {_share(shares, 'all', name)}"
+            for name, title in METRIC_TITLES.items()
+            if ("all", name) in shares.index
+        ]
+        apart = [cause for _, cause in disagreements(cells)]
+        agreed = (
+            f" In the published convention {_share(shares, 'all', 'all')} values lie within {100 * LIMIT:.0f} points"
+            f" of the printed ones: {'; '.join(by_metric)}. Of the {len(apart):,} differences that are larger,"
+            f" no cause is known for {apart.count(OPEN):,}."
+        )
+        blocks.append((Strong("Does it agree?"), agreed))
+    if short := by_verdict(cells):
+        groups = (f"{verdict}: {', '.join(str(number) for number, *_ in claims)}" for verdict, claims in short.items())
+        blocks.append(
+            (Strong("Do the paper's claims hold?"), f" By number, in the corrected convention: {'; '.join(groups)}.")
+        )
+    if chosen := recommend(validate(own_view(cells, CORRECTED))):
+        blocks.append((Strong("What should you use?"), " ", _candidate_name(chosen), ": see the recommendation."))
+    return Section("In short", blocks)
 
 
 def beside_the_paper(cells: Sequence[Measured]) -> list[Section]:

@@ -36,6 +36,16 @@ def summary(cells: Sequence[Measured]) -> Sheet | None:
     return Sheet(["claim", *COLUMNS], rows, written=True)
 
 
+def by_verdict(cells: Sequence[Measured], convention: str = CONVENTIONS[0]) -> dict[str, list[tuple[int, str, str]]]:
+    """Number, title and tests of the claims, by what is known of them; nothing where none can be tested."""
+    groups: dict[str, list[tuple[int, str, str]]] = {}
+    for number, (title, columns) in enumerate(verdicts(cells), 1):
+        verdict, _, tests = columns[CONVENTIONS.index(convention)].text.partition(" (")
+        groups.setdefault(verdict, []).append((number, title, tests.replace(")", "")))
+    order = ("holds", "holds in part", "does not hold", "undecided", WAITING)
+    return {} if [*groups] == [WAITING] else {verdict: groups[verdict] for verdict in order if verdict in groups}
+
+
 def claims_document(cells: Sequence[Measured]) -> str | None:
     """Markdown, from values alone; None where no claim can be tested."""
     views = {convention: own_view(cells, convention) for convention in CONVENTIONS}
@@ -46,7 +56,8 @@ def claims_document(cells: Sequence[Measured]) -> str | None:
         for claim, (_, columns) in zip(CLAIMS, verdicts(cells), strict=True)
     ]
     devices = ", ".join(sorted({one.record.device for one in cells}))
-    return render("claims.md", summary=first, claims=claims, devices=devices)
+    short = by_verdict(cells)
+    return render("claims.md", summary=first, claims=claims, devices=devices, short=short)
 
 
 def _seeds(columns: Sequence[Verdict]) -> str:
