@@ -75,7 +75,7 @@ def in_short(cells: Sequence[Measured]) -> Section | None:
             (Strong("Do the paper's claims hold?"), f" By number, in the corrected convention: {'; '.join(groups)}.")
         )
     if chosen := recommend(validate(own_view(cells, CORRECTED))):
-        blocks.append((Strong("What should you use?"), " ", _candidate_name(chosen), ": see the recommendation."))
+        blocks.append((Strong("What should you use?"), " ", *candidate_name(chosen), ": see the recommendation."))
     return Section("In short", blocks)
 
 
