@@ -42,7 +42,7 @@ MODULES = {
     "posterior_file": ("posterior", "model_file"),
     "training": ("training", "checkpoint", "progress", "endings"),
     "graphs": ("training", "inference"),
-    "checkpoint": ("checkpoint", "training"),
+    "checkpoint": ("checkpoint", "training", "mistakes"),
     "watching": ("endings",),
     "distributed": ("distributed",),
     "inference/base": ("inference", "threads"),
@@ -63,7 +63,13 @@ MODULES = {
     "classifier/conformal": ("conformal", "decision"),
     "classifier/tables": ("tables",),
     "classifier/model_file": ("model_file",),
+    "study/grid": ("grid",),
+    "study/cells": ("study", "damage"),
+    "study/fits": ("study",),
     "study/engine": ("study",),
+    "study/processes": ("study",),
+    "study/records": ("damage",),
+    "study/results": ("damage", "files"),
     "serving/monitor": ("monitor",),
     "serving/recalibration": ("monitor",),
 }
@@ -225,7 +231,8 @@ class Bench:
     def executed(self, stem: str) -> dict[str, dict]:
         """Tests of a file, with the lines that each executes; recorded once for each state of the sources."""
         file = self.copy / "tests" / f"test_{stem}.py"
-        record = self.kept / f"lines-{stem}-{self.package}-{digest(file, file.with_name('conftest.py'))}.json"
+        sources = digest(file, file.with_name("conftest.py"), Path(__file__))  # which says of what lines are recorded
+        record = self.kept / f"lines-{stem}-{self.package}-{sources}.json"
         if not record.exists():
             started = time.monotonic()
             code = in_fork(self.copy, [f"tests/{file.name}"], self.out, 3600, trace=True)

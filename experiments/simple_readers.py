@@ -31,29 +31,36 @@ class Read:
     every_y: list[str] | None = None
 
 
-def read_simply(path: Path, taken: tuple[str, ...] | None = ("c0", "c1", "c2"), mixed: bool = False) -> Read:
+Shape = tuple[int, int, int]
+GREY = (1, 12, 12)  # channels, height, width
+
+
+def read_simply(
+    path: Path, taken: tuple[str, ...] | None = ("c0", "c1", "c2"), mixed: bool = False, shape: Shape = GREY
+) -> Read:
     """`taken` are the columns of a csv; None for all but the label's. `mixed` is one with names and gaps, MIXED."""
     if path.is_dir():
-        return read_images(path)
+        return read_images(path, shape)
     if path.suffix == ".csv":
         return read_csv(path, MIXED if taken and mixed else taken, mixed)
     return {".npz": read_npz, ".jsonl": read_lines, ".txt": read_lines}[path.suffix](path)
 
 
-def read_images(path: Path) -> Read:
+def read_images(path: Path, shape: Shape) -> Read:
     files = sorted(file for file in path.rglob("*") if file.is_file())
     names, wrong, found, labels = [], set(), [], []
     for file in files:
         names.append(file.relative_to(path).as_posix())
         try:
-            found.append(read_image(file))
+            found.append(read_image(file, shape))
             labels.append(file.relative_to(path).parts[0])
         except Exception:  # whatever Pillow raises
             wrong.add(names[-1])
     return Read(names, wrong, np.stack(found) if found else None, labels)
 
 
-def read_image(file: Path) -> np.ndarray:
+def read_image(file: Path, shape: Shape = GREY) -> np.ndarray:
+    channels, height, width = shape
     with Image.open(file, formats=FORMATS) as image:
         assert image.mode in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
         if image.has_transparency_data:
@@ -62,7 +69,8 @@ def read_image(file: Path) -> np.ndarray:
             plain.alpha_composite(layer)
         else:
             plain = image.copy()
-        return np.asarray(plain.convert("L").resize((12, 12), Image.Resampling.BILINEAR))
+        pixels = plain.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)
+        return np.asarray(pixels) if channels == 1 else np.asarray(pixels).transpose(2, 0, 1)
 
 
 def read_npz(path: Path) -> Read:

@@ -1,16 +1,19 @@
 """Pretrained backbones: what they give is what their packages give, and a model file needs no more than these."""
 
 import json
+import pickle
 import shutil
 import sqlite3
 import subprocess
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import demur
@@ -350,6 +353,43 @@ def test_a_folder_of_transformers_is_a_backbone_and_is_not_needed_afterwards(tmp
     model.save(tmp_path / "m")
     shutil.rmtree(folder)
     assert (demur.load_model(tmp_path / "m", device="cpu").predict_proba(x) == model.predict_proba(x)).all()
+
+
+def changed_tensor(folder: Path, change: Callable[[dict[str, torch.Tensor], str], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors, next(name for name in tensors if "query.weight" in name))
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Path("x")))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda folder: changed_tensor(folder, lambda tensors, name: tensors.pop(name)), "lacks the weights"),
+        (
+            lambda folder: changed_tensor(folder, lambda tensors, name: tensors.update({name: torch.zeros(3)})),
+            "cannot be read",
+        ),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"nonsense"), "cannot be read"),
+        (pickled, "cannot be read"),
+        (lambda folder: (folder / "config.json").write_text('{"model_type": "vit", "hidden_size": "x"}'), "cannot be"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "cannot be read"),
+        (lambda folder: (folder / "preprocessor_config.json").write_text('{"size": [16]}'), "cannot be read"),
+        (lambda folder: (folder / "preprocessor_config.json").write_text("[]"), "cannot be read"),
+        (lambda folder: (folder / "preprocessor_config.json").unlink(), "cannot be read"),
+    ],
+)
+def test_a_damaged_folder_of_transformers_is_refused_in_one_sentence(tmp_path, damage, said):
+    """Weights that were not there had been drawn at random without a word."""
+    folder = hf_folder(tmp_path / "vit")
+    damage(folder)
+    with pytest.raises(ValueError, match=f"backbone 'hf:{folder}' {said}") as caught:
+        resolve_backbone(f"hf:{folder}", "images", "head")
+    assert "\n" not in str(caught.value)
 
 
 # the model file ------------------------------------------------------------------------------------------------------

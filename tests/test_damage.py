@@ -2,10 +2,12 @@
 
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from demur.study import cells as making
 from demur.study.cells import CHECKPOINT, SECONDS, Place
 from demur.study.engine import results_of, run_cells, seconds_left
 from demur.study.grid import Cell
-from demur.study.records import RECORD
+from demur.study.records import RECORD, DamagedCell, read_record
 from demur.study.results import POSTERIOR, PREDICTIONS, find_cells, pack, read_results, unpack
 from demur.study.table import gather
 from tests.test_cli import demur_command
@@ -75,6 +77,7 @@ def into_folder(name: str) -> Callable[[Path], None]:
 
 DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a list": (RECORD, written_record("[]")),
+    "a number": (RECORD, written_record("3")),
     "nothing in it": (RECORD, written_record("{}")),
     "an empty file": (RECORD, written_record("")),
     "no JSON": (RECORD, written_record('{"cells": [')),
@@ -87,6 +90,9 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
     "no method": (RECORD, changed_record(lambda record: record["cells"][0].update(method="la nc"))),
     "a seed that is none": (RECORD, changed_record(lambda record: record["cells"][0].update(seed="0"))),
     "sets that are none": (RECORD, changed_record(lambda record: record.update(sets={"test": 1}))),
+    "sets without names": (RECORD, changed_record(lambda record: record["missing"].append(1))),
+    "scores elsewhere": (RECORD, changed_record(lambda record: record.update(scores={"../a": []}))),
+    "no epochs": (RECORD, changed_record(lambda record: record["fit"]["recipe"].pop("epochs"))),
     "no test set": (RECORD, changed_record(lambda record: record["sets"].remove("test"))),
     "no seconds": (RECORD, changed_record(lambda record: record.update(seconds={}))),
     "a file elsewhere": (RECORD, changed_record(lambda record: record.update(further={"../a": []}))),
@@ -139,6 +145,28 @@ def test_where_nothing_is_left_nothing_is_reported(runs: Path, broken: Path):
         written_record("[]")(folder)
     with pytest.warns(UserWarning, match="left out"), pytest.raises(ValueError, match="there are no results in"):
         gather([runs], values_of)
+
+
+def test_what_is_no_record_is_told_in_words(broken: Path):
+    for content, said in (("3", "it is no JSON object"), ("[]", "it is no JSON object")):
+        (broken / RECORD).write_text(content)
+        with pytest.raises(DamagedCell, match=said):
+            read_record(broken)
+
+
+def test_damage_is_told_by_another_process_as_by_this(broken: Path):
+    told = DamagedCell(broken / RECORD, ValueError("nonsense"))
+    again = pickle.loads(pickle.dumps(told))
+    assert (type(again), str(again), again.path) == (DamagedCell, str(told), told.path)
+
+
+def test_a_record_says_for_which_cells_it_was_made_and_which_scores_it_lacks(broken: Path):
+    record = read_record(broken)
+    assert record.asked(BROKEN)
+    assert record.asked(replace(BROKEN, further=("shift",)))
+    assert not record.asked(WHOLE)
+    every = {"energy": record.sets, "knn": record.sets[1:]}
+    assert replace(record, scores=every).lacks_scores(["energy", "knn", "odin"]) == ["knn", "odin"]
 
 
 def test_cells_without_a_digest_are_read_as_ever(runs: Path, broken: Path):

@@ -109,6 +109,25 @@ def test_what_is_abstained_on_is_unknown_where_none_is_more_probable_than_the_be
         score_of(without, "none")
 
 
+def test_both_scores_of_none_turn_where_none_takes_half():
+    """Of the mass that the best class and none share, and of all."""
+    made = predictions([0.4, 0.5], [0.4, 0.3])
+    assert score_of(made, "none_share")[0] == pytest.approx(turning_point("none_share", 2))
+    assert score_of(made, "none")[1] == pytest.approx(turning_point("none", 2))
+
+
+def test_a_score_of_ones_own_is_imported_only_where_asked():
+    """A name may come from a model file, and a file runs no code."""
+    made = predictions([0.1], [0.7])
+    with pytest.raises(ValueError, match=r"unknown score 'tests\.test_decision:halves'"):
+        score_of(made, "tests.test_decision:halves")
+    assert score_of(made, "tests.test_decision:halves", own=True) == [0.5]
+
+
+def halves(prediction: Prediction) -> np.ndarray:
+    return np.full(len(prediction.probs), 0.5)
+
+
 @pytest.mark.parametrize("hardest", [0.2, 0.49, 0.51, 0.85, 0.99])
 @pytest.mark.parametrize("count", [19, 99, 400])
 def test_answers_go_from_label_to_unsure_to_unknown_whatever_the_threshold(hardest, count):

@@ -239,3 +239,11 @@ def test_answers_that_are_none_are_refused_by_the_monitor(tmp_path: Path):
     assert sum(len(scores) for scores, *_ in read_answers(tmp_path / "whole.csv")) == 6
     with pytest.raises(ValueError, match="which is no answer; is a quote not closed"):
         list(read_answers(tmp_path / "broken.csv"))
+
+
+@pytest.mark.parametrize("row", ["a,a,0.3,a,a,0.2", "a,a", "unsure"])
+def test_rows_that_ran_together_are_no_answers(tmp_path, row):
+    """Where a line's end was lost, one of two answers had been left out without a word."""
+    (tmp_path / "answers.csv").write_text(f"decision,label,outlier_score\na,a,0.1\n{row}\na,a,0.2\n")
+    with pytest.raises(ValueError, match="has rows of more or fewer cells than columns"):
+        list(read_answers(tmp_path / "answers.csv"))

@@ -151,14 +151,14 @@ def test_it_is_written_beside_its_place_into_folders_that_need_not_exist(model, 
 
 def test_missing_and_additional_parts_are_refused(folder, tmp_path):
     (folder / "extra.pkl").write_bytes(b"")
-    with pytest.raises(ValueError, match="its parts are not"):
+    with pytest.raises(ValueError, match=damaged(folder, "its parts are not")):
         demur.load_model(folder)
     (folder / "extra.pkl").unlink()
     (folder / POSTERIOR).rename(tmp_path / "away")
-    with pytest.raises(ValueError, match="its parts are not"):
+    with pytest.raises(ValueError, match=damaged(folder, "its parts are not")):
         demur.load_model(folder)
     (folder / POSTERIOR).symlink_to(tmp_path / "away")
-    with pytest.raises(ValueError, match="not a plain file"):
+    with pytest.raises(ValueError, match=damaged(folder, "not a plain file")):
         demur.load_model(folder)
     with pytest.raises(ValueError, match="does not exist"):
         demur.load_model(tmp_path / "nowhere")

@@ -25,7 +25,7 @@ from demur.cli.program import run
 from demur.serving.app import Settings
 from demur.serving.keeping import Keeper
 from demur.serving.review import Review, read_reviewed, shown
-from demur.serving.review_page import create_review
+from demur.serving.review_page import classes_of, create_review
 from tests.serving import ask, images, inputs_for, save_models, served, table, texts
 from tests.test_page import browser  # noqa: F401 (a fixture)
 from tests.test_serving_commands import answer
@@ -128,6 +128,34 @@ def test_files_that_cannot_be_read_are_counted_and_left_alone(folder, text):
     with pytest.raises(ValueError, match="is no abstained input"):
         review.judge(id, "junk")
     assert (folder / f"abstained-{id}.json").read_text() == text
+
+
+def test_a_name_beside_another_verdict_is_no_class(folder):
+    """It is no file of demur's; the page had failed for every input."""
+    review = Review(folder)
+    record = review.judge(review.ids()[0], "junk")
+    (folder / f"reviewed-{review.ids()[0]}.json").write_text(json.dumps(record | {"given": [3.5]}))
+    assert review.record(review.ids()[0])["given"] is None
+    assert classes_of(review) == {"table": ["high", "low"]}
+
+
+@pytest.mark.parametrize("damage", ["a folder", "a link to nothing", "bytes", "a list of kinds"])
+def test_a_verdict_that_cannot_be_read_is_not_left_out_without_a_word(folder, models, damage):
+    review = Review(folder)
+    for id in review.ids()[:3]:
+        review.judge(id, "class", "third")
+    file = folder / f"reviewed-{review.ids()[0]}.json"
+    record = json.loads(file.read_text())
+    file.unlink()
+    if damage == "a folder":
+        file.mkdir()
+    elif damage == "a link to nothing":
+        file.symlink_to(folder / "nothing")
+    else:
+        file.write_text("{" if damage == "bytes" else json.dumps(record | {"kind": ["tables"]}))
+    assert review.counts() == {"unreadable": 1, "new": 2, "waiting": 9}
+    with pytest.raises(ValueError, match=file.name):
+        read_reviewed(folder, demur.load_model(models["table"], device="cpu"))
 
 
 def test_many_verdicts_at_once_are_all_written(folder):

@@ -38,7 +38,7 @@ from demur.study.cells import run_cell as run_fit
 from demur.study.engine import LOG, plan, results_of, run_cells
 from demur.study.fits import Data, folder_name
 from demur.study.grid import Cell, Settings, Study
-from demur.study.processes import Crew, processes
+from demur.study.processes import Crew, most_jobs, processes
 from demur.study.results import PREDICTIONS, pack, read_results, unpack
 from demur.study.run import row_of
 from demur.tasks import IMAGES, Store
@@ -249,6 +249,14 @@ def test_the_time_left_goes_by_cells_that_are_done(place: Place):
     assert engine.seconds_left(of([first, second, *quick("la")]), place, jobs=4) == "about 5.0 minutes left"
     record.write_text("[]")
     assert engine.seconds_left(of([first]), place) == unknown
+
+
+def test_there_are_as_many_jobs_as_gpus_or_as_cores_for_their_threads(place: Place, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    cpu = replace(place, device="cpu")
+    assert [most_jobs(replace(cpu, threads=threads)) for threads in (1, 3, 4, 8, 9)] == [8, 2, 2, 1, 1]
+    assert [most_jobs(replace(place, device=device)) for device in ("cuda", "cuda:1")] == [3, 1]
 
 
 @by_signals

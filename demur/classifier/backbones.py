@@ -180,7 +180,9 @@ def _hf(model: str, name: str) -> Backbone:
     try:
         with _quiet(transformers):
             config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=False)
-            pretrained = transformers.AutoModel.from_pretrained(model, trust_remote_code=False, dtype=torch.float32)
+            pretrained, told = transformers.AutoModel.from_pretrained(
+                model, trust_remote_code=False, dtype=torch.float32, output_loading_info=True
+            )
             if hasattr(config, "num_channels") or hasattr(config, "image_size"):
                 shape, arguments = _image_settings(transformers, model)
                 inputs: Images | Tokens = Images((3, *shape), True, resizes=True)
@@ -190,9 +192,13 @@ def _hf(model: str, name: str) -> Backbone:
                 longest = getattr(config, "max_position_embeddings", LONGEST) - len(before) - len(behind) - 2
                 inputs = Tokens(tokenizer, min(LONGEST, longest))
                 arguments = {"before": before, "behind": behind}
-    except (OSError, ImportError, AttributeError) as error:
-        reason = str(error).splitlines()[0]
+    except Exception as error:  # of a damaged folder, the package raises whatever comes
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ValueError(f"backbone {name!r} cannot be read ({reason}); give a model's name, or its folder") from None
+    # a pooler is not used, and many have none
+    lacking = sorted(key for key in told["missing_keys"] if not key.startswith("pooler."))
+    if lacking:
+        raise ValueError(f"backbone {name!r} lacks the weights {lacking[0]!r}; get it anew, or give its module")
     architecture = f"hf_{inputs.kind}"
     arguments |= {"config": trunks.plain_config(config)}
     trunk = trunks.ARCHITECTURES[architecture](**arguments)

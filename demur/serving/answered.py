@@ -21,6 +21,10 @@ def read_answers(path: Path, at_a_time: int = 4096) -> Iterator[Answered]:
             if missing:
                 raise ValueError(f"{path} has no column {missing[0]!r}; give a csv that demur predict wrote")
             while part := list(itertools.islice(rows, at_a_time)):
+                if any(None in row or None in row.values() for row in part):  # more or fewer than there are columns
+                    raise ValueError(
+                        f"{path} has rows of more or fewer cells than columns; give it as demur predict wrote it"
+                    )
                 valid = [row for row in part if row["decision"] != INVALID]
                 # a quote that is not closed would hide the rows up to the next
                 odd = next((row for row in valid if row["decision"] not in (row["label"], UNSURE, UNKNOWN)), None)

@@ -5,6 +5,7 @@ which has the input as well: the server removes its oldest files in the end, and
 """
 
 import json
+import os
 import re
 import threading
 from collections import Counter
@@ -25,6 +26,7 @@ REVIEWED = "reviewed-"
 ID = re.compile(r"\d{20}-\d{6}")
 CLASS, JUNK = "class", "junk"
 LONGEST = 200  # characters of a label
+ONE_VALUE = ("kind", "decision", "label", "time")  # of a record that are no list and no object
 RESERVED = (UNSURE, UNKNOWN, INVALID)
 Record = dict[str, Any]
 
@@ -51,7 +53,7 @@ class Review:
             raise Refused(f"{id[:40]!r} is no name of an input", 404)
         for prefix in (REVIEWED, PREFIX):
             file = self.folder / f"{prefix}{id}.json"
-            if file.exists():
+            if os.path.lexists(file):  # a link to nothing is no verdict that was never given
                 return read_record(file)
         raise Refused(f"input {id} is no longer there; the server keeps the newest only", 404)
 
@@ -93,8 +95,10 @@ def read_record(file: Path) -> Record:
     numbers: tuple[Any, ...] = record["probabilities"], {"": record["outlier_score"] or 0}
     if not all(isinstance(each, dict) and {*map(type, each.values())} <= {int, float} for each in numbers):
         raise Refused(f"{file} is no abstained input (its probabilities are no numbers); move it away")
-    check_verdict(record["verdict"], record["given"])
-    return record
+    odd = next((name for name in ONE_VALUE if isinstance(record.get(name), dict | list)), None)
+    if odd is not None:
+        raise Refused(f"{file} is no abstained input (its {odd} is {str(record[odd])[:40]}); move it away")
+    return record | {"given": check_verdict(record["verdict"], record["given"])}
 
 
 def check_verdict(verdict: Any, given: Any) -> str | None:
@@ -150,7 +154,7 @@ def read_reviewed(folder: str | Path, model: Classifier, name: str | None = None
     review = Review(Path(folder))
     judged = []
     for id, record in review.records():
-        if record is None and (review.folder / f"{REVIEWED}{id}.json").exists():
+        if record is None and os.path.lexists(review.folder / f"{REVIEWED}{id}.json"):
             record = review.record(id)  # says what is wrong with it: a verdict is not to be lost without a word
         if record is not None and record["verdict"] is not None:
             judged.append(record)
