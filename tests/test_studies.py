@@ -228,9 +228,10 @@ def test_the_published_prior_of_text_is_tuned_on_the_training_set():
 @pytest.mark.filterwarnings("ignore:the best prior precision")  # three values, so that the best is at an edge
 @pytest.mark.filterwarnings("ignore:every prior precision")
 def test_tuned_on_what_it_was_fitted_to_it_is_surer():
-    """The validation labels are shuffled: whoever asks them learns to doubt."""
-    task = make_task()
-    task = changed(task, validation=Split(task.training.validation.x, task.training.validation.y.roll(1)))
+    """The validation labels are shuffled, and enough to count: whoever asks them learns to doubt."""
+    task = make_task(count=240)
+    train = task.training.train
+    task = changed(task, validation=Split(train.x, train.y.roll(1)))
     network, recipe = lambda outputs: mlp(outputs, inputs=4, hidden=(8,)), Recipe(epochs=200)
     laplace = Laplace(grid=(1.0, 1e3, 1e6), slack=0.0)
     doubting = laplace.fit(network, plain(3), task.training, recipe)
