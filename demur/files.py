@@ -1,10 +1,12 @@
 """Files that outlive accidents: written whole or not at all, by one process at a time, and read into our own memory."""
 
+import hashlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -70,3 +72,29 @@ def read_tensors(path: str | Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     with safe_open(path, "pt") as file:
         keys = file.keys()
         return file.metadata() or {}, {key: file.get_tensor(key).clone() for key in keys}
+
+
+class TensorEntry(NamedTuple):
+    """What a file's table of contents says of a tensor; the type as safetensors writes it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def list_tensors(path: str | Path) -> tuple[dict[str, str], dict[str, TensorEntry]]:
+    """Metadata of a safetensors file, and its tensors by name; none of them is read."""
+    with safe_open(path, "pt") as file:
+        slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
+        entries = {key: TensorEntry(tuple(each.get_shape()), each.get_dtype()) for key, each in slices.items()}
+        return file.metadata() or {}, entries
+
+
+def find_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of a tensor with NaN or infinite values, if there is one."""
+    return next((key for key, value in tensors.items() if not value.isfinite().all()), None)
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -19,6 +19,21 @@ class Measures:
 
 
 STANDARD = Measures(METRICS, MEASURED)
+OF_A_SCORE = ("fpr95", "auroc", "aupr", "aupr_published")  # metrics whose value depends on the score
+OUT = "_out"  # behind the name of a metric that takes outliers as positive
+
+
+def value_name(metric: str, score: str) -> str:
+    """What a metric's value is stored under: its own name, behind that of a score that is not the usual one."""
+    depends = metric.removesuffix(OUT) in OF_A_SCORE
+    return f"{score}_{metric}" if depends and score != USUAL_SCORE else metric
+
+
+def score_named_in(name: str, metric: str) -> str | None:
+    """The score of a stored value of this metric; None of another metric's. The reverse of `value_name`."""
+    if name == metric:
+        return USUAL_SCORE
+    return name.removesuffix(f"_{metric}") if name.endswith(f"_{metric}") else None
 
 
 def measures_with(metrics: Iterable[str] = (), scores: Iterable[str] = ()) -> Measures:
@@ -37,11 +52,10 @@ def ood_metrics(inside: Prediction, outside: Prediction, scores: Mapping[str, Sc
         values_in, values_out = score(inside), score(outside)
         if values_in is None or values_out is None:
             continue
-        prefix = "" if name == USUAL_SCORE else f"{name}_"
         inliers_positive = Separation(-values_in, -values_out)
         outliers_positive = inliers_positive.other_way
         for metric in ("fpr95", "auroc", "aupr"):
-            values[prefix + metric] = getattr(inliers_positive, metric)
-            values[f"{prefix}{metric}_out"] = getattr(outliers_positive, metric)
-        values[f"{prefix}aupr_published"] = inliers_positive.aupr_published
+            values[value_name(metric, name)] = getattr(inliers_positive, metric)
+            values[value_name(metric + OUT, name)] = getattr(outliers_positive, metric)
+        values[value_name("aupr_published", name)] = inliers_positive.aupr_published
     return values

@@ -5,18 +5,17 @@ What the header says is checked before a tensor is read or a network built: a fi
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from demur.files import read_tensors
+from demur.files import TensorEntry, find_not_finite, list_tensors, read_tensors, replacing
 from demur.names import with_current_names
 from demur.posterior import Gaussian, Mixture, Point, Posterior, Tuning, check_bases, check_settings, check_variance
 
@@ -31,23 +30,15 @@ def save(posterior: Posterior, path: str | Path, about: Mapping[str, str] | None
     """Write the posterior to one file, whole or not at all. `about` says what it is, for whoever reads it back."""
     tensors: dict[str, Tensor] = {}
     header = {"format": FORMAT, "posterior": _pack(posterior, "", tensors), "about": dict(about or {})}
-    path = Path(path)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
+    with replacing(Path(path)) as unfinished:
         save_file(_unshare(tensors), unfinished, metadata={"demur": json.dumps(header)})
-        os.replace(unfinished, path)
-    except SafetensorError as error:
-        raise OSError(f"cannot write {path}: {error}") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def load(path: str | Path, build: Callable[[], nn.Module], device: torch.device | str = "cpu") -> Posterior:
     """Read a posterior back; `build` makes a fresh network of the kind it was fitted with, its head included."""
     header = _header(path)
     _, tensors = read_tensors(path)
-    wild = next((key for key, value in tensors.items() if not value.isfinite().all()), None)
-    if wild is not None:
+    if wild := find_not_finite(tensors):
         raise ValueError(f"{path} has NaN or infinite weights, in {wild}; fit and save it anew")
     return _unpack(header["posterior"], "", tensors, build, device)
 
@@ -57,21 +48,11 @@ def read_about(path: str | Path) -> dict[str, str]:
     return _header(path)["about"]
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """What the file's table of contents says of a tensor."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-
 def _header(path: str | Path) -> dict[str, Any]:
     """The header, once it agrees with the tensors that the file lists."""
     try:
-        with safe_open(path, "pt") as file:
-            text = (file.metadata() or {})["demur"]
-            slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
-            entries = {key: _Entry(tuple(each.get_shape()), each.get_dtype()) for key, each in slices.items()}
+        metadata, entries = list_tensors(path)
+        text = metadata["demur"]
         if len(text) > LONGEST:
             raise TypeError(f"its header has more than {LONGEST} characters")
         header = json.loads(text)
@@ -91,7 +72,7 @@ def _header(path: str | Path) -> dict[str, Any]:
     return header
 
 
-def _leaves(node: Any, prefix: str, entries: Mapping[str, _Entry], deepest: int) -> Iterator[list[str]]:
+def _leaves(node: Any, prefix: str, entries: Mapping[str, TensorEntry], deepest: int) -> Iterator[list[str]]:
     """The keys of every point's and Gaussian's tensors; each has some, so there are no more of them than tensors."""
     if node["kind"] == "mixture":
         if not isinstance(node["parts"], list) or not node["parts"] or deepest == 0:
@@ -102,7 +83,7 @@ def _leaves(node: Any, prefix: str, entries: Mapping[str, _Entry], deepest: int)
     if node["kind"] not in ("point", "gaussian"):
         raise TypeError(f"{node['kind']!r} is no kind of posterior")
 
-    def under(kind: str) -> dict[str, _Entry]:
+    def under(kind: str) -> dict[str, TensorEntry]:
         start = f"{prefix}{kind}/"
         return {key.removeprefix(start): entry for key, entry in entries.items() if key.startswith(start)}
 

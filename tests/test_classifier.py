@@ -16,7 +16,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import Tensor, nn
 
 import demur
-from demur.classifier.fitting import split_outliers, split_rows
+from demur.classifier.held_out import split_outliers, split_rows
 from demur.outliers.spectrum import Matched, mean_power
 from demur.outliers.synthetic import widened_box
 from demur.outliers.values import synthetic

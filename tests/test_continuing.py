@@ -13,7 +13,8 @@ from torch import nn
 
 import demur
 from demur.classifier.backbones import Backbone
-from demur.classifier.continuing import Continued, hash_rows, states_of
+from demur.classifier.continuing import Continued, states_of
+from demur.classifier.held_out import hash_rows
 from demur.predictive import predict
 from tests.serving import images, table, texts
 

@@ -12,7 +12,7 @@ import demur
 
 PACKAGE = Path(demur.__file__).parent
 LEVELS = (
-    ("names", "streams", "files", "provenance", "distributed"),
+    ("names", "streams", "errors", "files", "provenance", "distributed"),
     ("checkpoint", "likelihoods", "networks", "posterior", "metrics", "feature_scores", "graphs", "training_data"),
     ("scores",),
     ("watching",),

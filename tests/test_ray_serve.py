@@ -110,7 +110,7 @@ def test_a_replica_killed_under_load_costs_no_request_that_is_sent_again(port: i
     ("device", "replicas", "says"),
     [
         ("cpu", 3, "replicas 3 need a CPU each, and the Ray cluster has 2"),
-        ("cuda", 1, "replicas 1 need a GPU each, and the Ray cluster has 0"),
+        ("cuda", 1, "needs a GPU, and the Ray cluster has none"),
         ("cuda:1", 1, "'cuda:1' is not for a cluster"),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from demur.measures import value_name
 from demur.paper.choice import Candidate
 from demur.paper.further import LETTER_COUNT, PRINTED, VALIDATION
 from demur.paper.grid import CANDIDATES, STUDIES, Cell
@@ -28,7 +29,7 @@ from demur.paper.views import best_printed, own_view
 from demur.report import sections
 from demur.report.sections import missing_candidates
 from demur.report.sheet import Sheet, as_markdown, markdown
-from demur.study.measuring import TEST, Value, metric_name
+from demur.study.measuring import TEST, Value
 from demur.study.records import Record
 from demur.study.run import FAR_AWAY
 from demur.study.table import Measured, cells_csv, read_tables, results_csv
@@ -71,7 +72,7 @@ def values(figures: dict[tuple[str, str], float], half: float = 0.01) -> dict[tu
 def on_test(task: str, fpr95: float, accuracy: float) -> dict[tuple[str, str], float]:
     """The same FPR95 on every set and by every score."""
     sets = (*OOD_SETS[task], FAR_AWAY, mean_but(), mean_but("smooth", "uniform"))
-    outside = {(name, metric_name("fpr95", score)): fpr95 for name in sets for score in SCORES}
+    outside = {(name, value_name("fpr95", score)): fpr95 for name in sets for score in SCORES}
     return outside | {(TEST, "accuracy"): accuracy}
 
 
@@ -84,7 +85,7 @@ def planted(
     cells = []
     for cell in STUDIES["recommended"]:
         by_score = [Candidate(cell.method, cell.outliers, score) for score in scores_of(cell.method)]
-        figures = {(PRINTED, metric_name("fpr95", one.score)): fpr95(one, cell.task) for one in by_score}
+        figures = {(PRINTED, value_name("fpr95", one.score)): fpr95(one, cell.task) for one in by_score}
         figures[VALIDATION, "accuracy"] = accuracy(by_score[0], cell.task)
         cells.append(made(cell, figures | on_test(cell.task, *test())))
     return cells
@@ -260,7 +261,7 @@ def test_the_section_says_what_is_missing_and_shows_all_candidates():
 def test_candidates_are_compared_by_the_seeds_and_sets_that_all_have():
     def on_sets(task: str, fpr95: float, of_noise: float) -> dict[tuple[str, str], float]:
         figures = on_test(task, fpr95, 0.9)
-        whole = {(mean_but(), metric_name("fpr95", score)): (4 * fpr95 + 2 * of_noise) / 6 for score in SCORES}
+        whole = {(mean_but(), value_name("fpr95", score)): (4 * fpr95 + 2 * of_noise) / 6 for score in SCORES}
         return figures | whole
 
     usual = Candidate("la+nc", None, "none_share")
@@ -298,7 +299,7 @@ def test_a_task_of_which_nothing_was_validated_has_no_say():
 def test_sets_for_which_others_stand_in_are_left_out_below():
     best = Candidate("la+nc", PATCHES, "none")
     cells = planted(lambda candidate, task: 0.1 if candidate == best else 0.3)
-    easy = {("places_classroom", metric_name("fpr95", score)): 0.0 for score in SCORES}
+    easy = {("places_classroom", value_name("fpr95", score)): 0.0 for score in SCORES}
     cells = [
         replace(
             one,

@@ -672,7 +672,7 @@ def test_a_none_class_has_a_second_line_by_its_share():
         return MeasuredRow("digits", method, 0, 1, "corrected", figures, {"letters": fpr95}, 0.1, None, (), {})
 
     plain, none = row("map", fpr95=0.5), row("la+nc", fpr95=0.3, none_share_fpr95=0.1)
-    assert terminal.lines_of([plain, none]) == [(plain, "fpr95"), (none, "fpr95"), (none, "none_share_fpr95")]
+    assert terminal.lines_of([plain, none]) == [(plain, "max_prob"), (none, "max_prob"), (none, "none_share")]
     console = Console(width=100, record=True, file=StringIO())
     console.print(terminal.table([plain, none], "digits"))
     *_, last = (line for line in console.export_text().splitlines() if line.strip())

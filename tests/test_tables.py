@@ -19,7 +19,7 @@ from sklearn.preprocessing import OneHotEncoder, QuantileTransformer, StandardSc
 
 import demur
 from demur.classifier import kinds, tables
-from demur.classifier.fitting import split_rows
+from demur.classifier.held_out import split_rows
 from demur.classifier.readers import open_inputs
 from demur.classifier.tables import MISSING, RARE, UNSEEN, Category, Number
 from demur.outliers.synthetic import independent_columns, rank, unseen_cell, widened_box

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from demur.classifier.decision import default_score
-from demur.files import read_tensors
+from demur.files import find_not_finite, list_tensors, read_tensors
 from demur.inference import MAP, Inference
 from demur.likelihoods import Likelihood
 from demur.metrics import Prediction
@@ -101,18 +101,15 @@ def read_fitted(path: Path, score: Score, posterior: Posterior, likelihood: Like
         return {}
     width = sum(int(part.network.get_parameter("head.weight").shape[1]) for _, part in posterior.components())
     try:
-        with safe_open(path, "pt") as file:
-            slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
-            types = {key: each.get_dtype() for key, each in slices.items()}
-            shapes = {key: tuple(each.get_shape()) for key, each in slices.items()}
+        _, entries = list_tensors(path)
     except (SafetensorError, OSError) as error:
         raise ValueError(f"what its score learned cannot be read ({error}); save it anew") from None
-    if wrong := next((key for key, dtype in types.items() if dtype not in DTYPES or 0 in shapes[key]), None):
+    if wrong := next((key for key, entry in entries.items() if entry.dtype not in DTYPES or 0 in entry.shape), None):
         raise ValueError(f"{wrong!r:.80}, of what its score learned, is empty or no number; save it anew")
     if score.shapes is not None:
-        _check_shapes(shapes, score.shapes, width, likelihood.num_classes)
+        _check_shapes({key: entry.shape for key, entry in entries.items()}, score.shapes, width, likelihood.num_classes)
     _, tensors = read_tensors(path)
-    if wild := next((key for key, value in tensors.items() if not value.isfinite().all()), None):
+    if wild := find_not_finite(tensors):
         raise ValueError(f"what its score learned has NaN or infinite values, in {wild!r:.80}; save it anew")
     _check_values(score, tensors, likelihood, width)
     return {score.name: tensors}

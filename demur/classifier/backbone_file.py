@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import nn
 
 from demur.checkpoint import put_state, state_of
@@ -17,6 +17,7 @@ from demur.classifier.heads import Headless
 from demur.classifier.kinds import Images, Preprocessing, Ready
 from demur.classifier.saved import check_size, check_types
 from demur.classifier.tokens import Tokens
+from demur.files import find_not_finite, list_tensors, read_tensors
 
 
 def to_json(backbone: Backbone, encoder: Encoder | None, tune: str) -> dict[str, Any]:
@@ -80,16 +81,15 @@ def _built(
 
 def _fill(trunk: nn.Module, weights: Path) -> None:
     """Put the file's weights into the trunk, which must have the same names and shapes, and be finite."""
-    slots = state_of(trunk)
+    slots = {name: tuple(slot.shape) for name, slot in state_of(trunk).items()}
     try:
-        with safe_open(weights, "pt") as file:
-            shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 (no mapping)
-            if shapes != {name: tuple(slot.shape) for name, slot in slots.items()}:
-                raise ValueError("its backbone has other weights than were saved; give the one it was fitted with")
-            state = {key: file.get_tensor(key) for key in shapes}
+        _, entries = list_tensors(weights)
+        if {name: entry.shape for name, entry in entries.items()} != slots:
+            raise ValueError("its backbone has other weights than were saved; give the one it was fitted with")
+        _, state = read_tensors(weights)
     except (SafetensorError, OSError) as error:
         raise ValueError(f"the weights of its backbone cannot be read ({error}); save it anew") from None
-    if wild := next((name for name, value in state.items() if not value.isfinite().all()), None):
+    if wild := find_not_finite(state):
         raise ValueError(f"its backbone has NaN or infinite weights, in {wild}; save it anew")
     with torch.no_grad():
         put_state(trunk, state)

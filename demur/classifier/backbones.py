@@ -27,6 +27,7 @@ from demur.classifier.builders import builder
 from demur.classifier.extras import import_extra
 from demur.classifier.kinds import Images, Ready, steps_to_epochs
 from demur.classifier.tokens import LONGEST, Tokens, special_tokens
+from demur.errors import first_line
 from demur.names import choose
 from demur.networks import HeadedNetwork, Network
 from demur.training_data import Recipe, WatchedRecipe
@@ -193,8 +194,9 @@ def _hf(model: str, name: str) -> Backbone:
                 inputs = Tokens(tokenizer, min(LONGEST, longest))
                 arguments = {"before": before, "behind": behind}
     except Exception as error:  # of a damaged folder, the package raises whatever comes
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ValueError(f"backbone {name!r} cannot be read ({reason}); give a model's name, or its folder") from None
+        raise ValueError(
+            f"backbone {name!r} cannot be read ({first_line(error)}); give a model's name, or its folder"
+        ) from None
     # a pooler is not used, and many have none
     lacking = sorted(key for key in told["missing_keys"] if not key.startswith("pooler."))
     if lacking:

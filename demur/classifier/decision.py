@@ -146,7 +146,7 @@ def calibrate_decision(prediction: Prediction, score: str, coverage: float, by_c
             f"coverage={coverage} needs {least_count(coverage)} inliers to calibrate with, and there are "
             f"{len(scores)}: only {len(scores) / (len(scores) + 1):.2f} is guaranteed; "
             "give more data, or raise validation",
-            stacklevel=3,
+            stacklevel=5,
         )
     groups = [scores]
     if by_class:
@@ -161,7 +161,7 @@ def calibrate_decision(prediction: Prediction, score: str, coverage: float, by_c
         warnings.warn(
             f"nothing will be 'unknown', only 'unsure': score {score!r} has no point from where on it means that, and "
             f"{least_count(rare)} inliers are needed to set one; there are {min(map(len, groups))}",
-            stacklevel=3,
+            stacklevel=5,
         )
     return Decision(score, accept, unknown, coverage, min(map(len, groups)))
 
@@ -187,7 +187,7 @@ def _warn_of_few(answered: NDArray[np.int64], num_classes: int, coverage: float)
             f"{len(few)} of {num_classes} classes are answered for fewer than {least_count(coverage)} of the "
             f"inliers that calibrate, which coverage={coverage} needs: they have one limit together, from "
             f"{few.sum()} inliers; give more data, or raise validation",
-            stacklevel=4,
+            stacklevel=6,
         )
 
 

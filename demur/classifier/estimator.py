@@ -1,5 +1,6 @@
 """`Classifier`: fit, predict and decide on numpy, torch or pandas, by the same loop and average as everything else."""
 
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Self
@@ -12,22 +13,26 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from demur.classifier import continuing, keeping, kinds, sharing
+from demur.classifier import keeping, kinds, sharing
 from demur.classifier.abstaining import fit_score, resolve_score
 from demur.classifier.augmentation import augmentation
 from demur.classifier.backbones import Backbone, resolve_backbone, suggest_backbone
 from demur.classifier.builders import logits_of, wrap_logits
-from demur.classifier.conformal import Calibration, calibration_of, measure_sets
+from demur.classifier.conformal import calibration_of, measure_sets
+from demur.classifier.continuing import check_settings, continue_network
 from demur.classifier.decision import calibrate_decision
-from demur.classifier.features import Encoder, as_features
 from demur.classifier.fitting import (
+    FitData,
+    Plan,
+    ShownOutliers,
     describe_prior,
+    encode_data,
     gather_outliers,
     measure_held_out,
     resolve_inference,
     resolve_recipe,
-    split_rows,
 )
+from demur.classifier.held_out import Rows, hash_fitted, split_rows, split_rows_again
 from demur.classifier.labels import balance_rows, encode_labels
 from demur.classifier.limits import curve_to_json, fit_within_limit, parse_duration, watch_recipe
 from demur.classifier.parameters import check_parameters, device_of
@@ -38,7 +43,13 @@ from demur.methods import Method, parse_method
 from demur.names import choose
 from demur.networks import Network
 from demur.outliers.values import Shown
+from demur.scores import Score
 from demur.training_data import Augment, Split, TrainingData
+
+SETTLED = (  # what a fit that continues a model takes over from it
+    *("preprocessing_", "n_features_in_", "feature_names_in_"),
+    *("backbone_", "encoder_", "network_", "wraps_logits_"),
+)
 
 
 class Classifier(Predictor, ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -146,68 +157,115 @@ class Classifier(Predictor, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.__dict__ = own | {name: value for name, value in vars(fresh).items() if name.endswith("_")}
         return self
 
-    def _fit(self, X: Any, y: Any, outliers: Any, before: "Classifier | None") -> None:
+    def _fit(self, X: Any, y: Any, outliers: Any, previous: "Classifier | None") -> None:
+        """Fit this estimator, which is fresh, or have it continue the fitted model `previous`."""
         started = perf_counter()
         check_parameters(self.get_params(deep=False))
-        limit = parse_duration(self.time_limit)
+        time_limit = parse_duration(self.time_limit)
         method = parse_method(self.method) if isinstance(self.method, str) else self.method
-        self.encoder_: Encoder | None = None
-        self.preprocessing_: kinds.Preprocessing
-        self.held_out_hashes_: continuing.Hashes | None
-        if before is None:
-            kind = kinds.kind_of(X) if self.kind == "auto" else self.kind
-            choose(kinds.KINDS, kind, "kind of data")
-            self.backbone_ = None if self.backbone is None else resolve_backbone(self.backbone, kind, self.tune)
-        else:
-            continuing.take_settings(self, before, X)
-            kind = self.preprocessing_.kind
-        inputs = self._validate(X, kind, fitting=before is None)
-        self.classes_, indices = encode_labels(y, len(inputs))
-        codes = torch.from_numpy(indices)
+        kind = self._settle_kind(X, previous)
+        inputs = self._validate(X, kind, fitting=previous is None)
+        self.classes_, codes = encode_labels(y, len(inputs))
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        gaps = find_gaps(inputs) if isinstance(inputs, pd.DataFrame) else None
-        usual = split_rows(codes, self.validation, self.coverage, seed, self.by_class, gaps)
-        again = None if before is None else continuing.split_rows_again(inputs, codes, self, before, seed, usual)
-        train, tuning, calibration = again or usual
-        self.held_out_ = torch.cat([tuning, calibration]).numpy()
-        if before is None:
-            rows = kinds.take_rows(inputs, train)
-            self.preprocessing_ = self.backbone_.inputs if self.backbone_ else kinds.learn_preprocessing(rows, kind)
+        rows = self._split(inputs, codes, seed, previous)
+        if previous is None:
+            train = kinds.take_rows(inputs, rows.train)
+            self.preprocessing_ = self.backbone_.inputs if self.backbone_ else kinds.learn_preprocessing(train, kind)
         self.likelihood_ = method.likelihood(len(self.classes_))
-
-        def read(rows: Tensor) -> Split:
-            return Split(self.preprocessing_.read(kinds.take_rows(inputs, rows)), codes[rows])
-
-        resampled = balance_rows(train, codes) if self.balance else train
-        inside, tuned, calibrating = read(resampled), read(tuning), read(calibration)
-        known = before.held_out_hashes_ if before is not None else None
-        name, source, unseen, given = gather_outliers(self, outliers, inside.x, tuned.x, seed, known)
-        self.held_out_hashes_ = continuing.hash_fitted(
-            (inside.x, given),
-            tuned.x,
-            calibrating.x,
-            None if outliers is None else unseen,
-            known,
-            first=before is None,
+        trained_rows = balance_rows(rows.train, codes) if self.balance else rows.train
+        data, shown = self._read(inputs, codes, rows._replace(train=trained_rows), outliers, seed, previous)
+        frozen = self.encoder_ is not None
+        training = data.training(augmentation(self.augment, kind, data.train.x.shape, frozen))
+        plan = self._plan(method, training, len(rows.train), seed, previous)
+        training = training.to(device_of(self.device))
+        self.posterior_, curves = fit_within_limit(
+            plan.inference,
+            plan.network,
+            self.likelihood_,
+            training,
+            plan.recipe,
+            seconds_left=None if time_limit is None else time_limit - (perf_counter() - started),
+            num_predicted=data.num_held_out + (0 if plan.score.fit is None else len(data.train)),
+            hint=suggest_backbone(kind) if self.backbone_ is None else "tune='head', " * (self.tune != "head"),
         )
-        if self.backbone_ and self.tune == "head":
-            self.encoder_, (inside, tuned, calibrating), source, unseen = as_features(
-                self.backbone_,
-                (inside, tuned, calibrating),
-                source,
-                unseen,
-                device_of(self.device),
-                self.cache,
-                self.encoder_,
+        self.fitted_scores_ = fit_score(plan.score, self.posterior_, self.likelihood_, training.train, trained_rows)
+        measured = self._calibrate(plan.score, data)
+        self.report_ = {
+            "method": method.name,
+            **({"continued": plan.continued} if plan.continued else {}),
+            **({"backbone": self.backbone_.name, "tune": self.tune} if self.backbone_ else {}),
+            "trained": len(rows.train),
+            "tuned": len(rows.tuning),
+            "calibrated": len(rows.calibration),
+            **measured,
+            **describe_prior(self.posterior_),
+            **({"laplace_over": plan.inference.over} if isinstance(plan.inference, Laplace | KroneckerLaplace) else {}),
+            "outliers": shown.name,
+            "outliers_shown": 0 if shown.source is None else shown.source.shape[0],
+            "epochs": plan.recipe.epochs,
+            **curve_to_json(curves),
+            "seconds": perf_counter() - started,
+        }
+
+    def _settle_kind(self, X: Any, previous: "Classifier | None") -> str:
+        """What X is, and the backbone for it; a continued model reads inputs, and has a network, as before."""
+        self.encoder_ = None
+        if previous is not None:
+            check_settings(self, previous, X)
+            for name in SETTLED:
+                if hasattr(previous, name):
+                    setattr(self, name, getattr(previous, name))
+            return self.preprocessing_.kind
+        kind = kinds.kind_of(X) if self.kind == "auto" else self.kind
+        choose(kinds.KINDS, kind, "kind of data")
+        self.backbone_ = None if self.backbone is None else resolve_backbone(self.backbone, kind, self.tune)
+        return kind
+
+    def _split(self, inputs: Any, codes: Tensor, seed: int, previous: "Classifier | None") -> Rows:
+        """Rows to train, to tune and to calibrate with."""
+        gaps = find_gaps(inputs) if isinstance(inputs, pd.DataFrame) else None
+        rows = split_rows(codes, self.validation, self.coverage, seed, self.by_class, gaps)
+        if previous is not None:
+            rows = split_rows_again(
+                previous,
+                inputs,
+                codes,
+                self.classes_,
+                rows,
+                coverage=self.coverage,
+                validation=self.validation,
+                seed=seed,
             )
-        augment = augmentation(self.augment, kind, inside.x.shape, frozen=self.encoder_ is not None)
-        data = TrainingData(inside, tuned, source, augment)
-        if before is None:
-            self.network_, self.wraps_logits_ = self._network(inside.x[:2])
-            starting, continued = self.network_, None
+        self.held_out_ = torch.cat([rows.tuning, rows.calibration]).numpy()
+        return rows
+
+    def _read(
+        self, inputs: Any, codes: Tensor, rows: Rows, outliers: Any, seed: int, previous: "Classifier | None"
+    ) -> tuple[FitData, ShownOutliers]:
+        """In- and outliers as the network takes them, or as a frozen backbone's features."""
+        train, tuning, calibration = (
+            Split(self.preprocessing_.read(kinds.take_rows(inputs, part)), codes[part]) for part in rows
+        )
+        known = None if previous is None else previous.held_out_hashes_
+        shown = gather_outliers(self, outliers, train.x, tuning.x, seed, known)
+        unseen = None if outliers is None else shown.unseen  # synthetic ones are made anew in every fit
+        self.held_out_hashes_ = hash_fitted([train.x, shown.given], tuning.x, calibration.x, unseen, previous)
+        data = FitData(train, tuning, calibration, shown.source, shown.unseen)
+        if self.backbone_ and self.tune == "head":
+            self.encoder_, data = encode_data(data, self.backbone_, device_of(self.device), self.cache, self.encoder_)
+        return data, replace(shown, source=data.outliers)
+
+    def _plan(
+        self, method: Method, training: TrainingData, count: int, seed: int, previous: "Classifier | None"
+    ) -> Plan:
+        """What is trained, how, and by which score the model will abstain; `count` inputs are trained with."""
+        few = training.train.x[:2]
+        if previous is None:
+            self.network_, self.wraps_logits_ = self._network(few)
+            network, continued = self.network_, None
         else:
-            starting, continued = continuing.continue_network(self, before, inside.x[:2])
-        recipe = watch_recipe(resolve_recipe(self, len(train), seed), self.patience, data)
+            network, continued = continue_network(previous, self.likelihood_, self.classes_, few)
+        recipe = watch_recipe(resolve_recipe(self, count, seed), self.patience, training)
         inference = resolve_inference(
             method,
             self.network_,
@@ -216,47 +274,7 @@ class Classifier(Predictor, ClassifierMixin, BaseEstimator):  # type: ignore[mis
             pretrained=self.backbone_ is not None and self.tune != "head",
         )
         score = resolve_score(self.abstain_by, self.likelihood_, inference, self.network_)
-        here = data.to(device_of(self.device))
-        self.posterior_, curves = fit_within_limit(
-            inference,
-            starting,
-            self.likelihood_,
-            here,
-            recipe,
-            seconds_left=None if limit is None else limit - (perf_counter() - started),
-            num_predicted=len(self.held_out_)
-            + (0 if unseen is None else len(unseen))
-            + (0 if score.fit is None else len(inside)),
-            hint=suggest_backbone(kind) if self.backbone_ is None else "tune='head', " * (self.tune != "head"),
-        )
-        self.fitted_scores_ = fit_score(score, self.posterior_, self.likelihood_, here.train, resampled)
-        to_calibrate = self._average(calibrating.x, [score])
-        self.decision_ = calibrate_decision(to_calibrate, score.name, float(self.coverage), self.by_class)
-        on_tuned = self._average(tuned.x)
-        self.calibration_: Calibration | None = calibration_of(to_calibrate, calibrating.y, self.decision_)
-        self.report_: dict[str, Any] = {
-            "method": method.name,
-            **({"continued": continued} if continued else {}),
-            **({"backbone": self.backbone_.name, "tune": self.tune} if self.backbone_ else {}),
-            "trained": len(train),
-            "tuned": len(tuning),
-            "calibrated": len(calibration),
-            **measure_held_out(
-                self.decision_,
-                self.classes_,
-                (on_tuned, tuned.y),
-                (to_calibrate, calibrating.y),
-                None if unseen is None else self._average(unseen),
-            ),
-            "prediction_sets": measure_sets(self.calibration_, self.classes_, on_tuned, tuned.y),
-            **describe_prior(self.posterior_),
-            **({"laplace_over": inference.over} if isinstance(inference, Laplace | KroneckerLaplace) else {}),
-            "outliers": name,
-            "outliers_shown": 0 if source is None else source.shape[0],
-            "epochs": recipe.epochs,
-            **curve_to_json(curves),
-            "seconds": perf_counter() - started,
-        }
+        return Plan(inference, network, recipe, score, continued)
 
     def _network(self, x: Tensor) -> tuple[Network, bool]:
         """The function that builds the network, and whether its networks return objects with `.logits`."""
@@ -267,6 +285,22 @@ class Classifier(Predictor, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         with torch.random.fork_rng(devices=[]):
             _, wraps = logits_of(self.network(self.likelihood_.num_outputs), x)
         return (wrap_logits(self.network) if wraps else self.network), wraps
+
+    def _calibrate(self, score: Score, data: FitData) -> dict[str, Any]:
+        """Set the threshold by the calibration inputs, and measure by what else was held out."""
+        on_calibration = self._average(data.calibration.x, [score])
+        self.decision_ = calibrate_decision(on_calibration, score.name, float(self.coverage), self.by_class)
+        self.calibration_ = calibration_of(on_calibration, data.calibration.y, self.decision_)
+        on_tuning = self._average(data.tuning.x)
+        measured = measure_held_out(
+            self.decision_,
+            self.classes_,
+            (on_tuning, data.tuning.y),
+            (on_calibration, data.calibration.y),
+            None if data.unseen is None else self._average(data.unseen),
+        )
+        sets = measure_sets(self.calibration_, self.classes_, on_tuning, data.tuning.y)
+        return {**measured, "prediction_sets": sets}
 
     # the model file ------------------------------------------------------------------------------------------------
 

@@ -15,15 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from demur.checkpoint import state_of
-from demur.classifier.backbones import Backbone
 from demur.classifier.tables import FARTHEST
 from demur.networks import as_input
 from demur.provenance import digest
-from demur.streams import generator_for
-from demur.training_data import Fixed, OutlierSource, Split
 
 BATCH = 32  # inputs that go through a trunk at once
-FEWEST = 2_000  # outliers that are worth computing, however few inliers there are
 PROBES = 4  # of the features that are found, how many are computed again, or up to twice as many
 AT_ONCE = 1024  # inputs between two writes to the cache
 CACHE = "features.sqlite"
@@ -76,11 +72,11 @@ def compute_features(trunk: nn.Module, x: Tensor, device: torch.device, cache: P
 
 
 class Features:
-    """What a trunk gives of inputs, kept in a folder `cache` where one is named.
+    """The features that a trunk computes, stored in a folder `cache` where one is named.
 
-    There they lie under a hash of the input and of the trunk's weights. A hash does not see what a module computes with
-    its weights, so a few of the first that are found are computed again, and if they differ all are. They are written
-    as they come: whoever is stopped goes on.
+    Their key is a hash of the input and of the trunk's weights. A hash does not see what a module computes with its
+    weights, so a few of the first that are stored are computed again, and if they differ, all are. They are written as
+    they come, so that a fit that was stopped finds them.
     """
 
     def __init__(self, trunk: nn.Module, device: torch.device, cache: Path | None) -> None:
@@ -91,7 +87,7 @@ class Features:
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.cache is None or not len(x):
-            return _compute(self.trunk, x, self.device, 0, len(x))
+            return self._compute(x, 0, len(x))
         form = str(x.dtype), tuple(x.shape[1:])
         begun = hashlib.sha256(self._own + repr(form).encode())
         keys = [_hash_on(begun, row) for row in x.cpu()]
@@ -101,7 +97,7 @@ class Features:
             rows = [row for row, key in enumerate(keys) if key in features]
             if rows and form not in self._shapes:
                 some = rows[:: max(1, len(rows) // PROBES)]
-                fresh = _compute(self.trunk, x[some], self.device, 0, len(x))
+                fresh = self._compute(x[some], 0, len(x))
                 agrees = _agree([features[keys[row]] for row in some], fresh)
                 self._shapes[form] = fresh.shape[1:] if agrees else None
             # damage can lie between the few that are compared
@@ -109,11 +105,28 @@ class Features:
             missing = [row for row, key in enumerate(keys) if key not in features]
             for start in range(0, len(missing), AT_ONCE):
                 rows = missing[start : start + AT_ONCE]
-                fresh = _compute(self.trunk, x[rows], self.device, len(x) - len(missing) + start, len(x))
+                fresh = self._compute(x[rows], len(x) - len(missing) + start, len(x))
                 computed = {keys[row]: values for row, values in zip(rows, fresh, strict=True)}
                 stored.write(computed)
                 features |= computed
         return torch.stack([features[key] for key in keys])
+
+    @torch.inference_mode()
+    def _compute(self, x: Tensor, done: int, total: int) -> Tensor:
+        """In batches; whoever observes is told that they follow on `done` of `total` inputs."""
+        is_text = x.dtype == torch.long
+        # texts of about one length go together, or most of a batch would be padding
+        order = (x != 0).sum(1).argsort() if is_text else torch.arange(len(x))
+        trunk, parts = self.trunk.to(self.device), []
+        for rows in order.split(BATCH):
+            parts.append(trunk(as_input(x[rows].to(self.device))).float().cpu())
+            done += len(rows)
+            if observer := _counting.get():
+                observer(done, total)
+        features = torch.cat(parts)[order.argsort()]
+        if not features.isfinite().all():
+            raise ValueError("the backbone gives NaN or infinite features of these inputs; choose another")
+        return features.clone()  # outside of inference mode's reach
 
 
 def _hash_on(begun: "hashlib._Hash", row: Tensor) -> bytes:
@@ -129,61 +142,6 @@ def _agree(kept: Sequence[Tensor], fresh: Tensor) -> bool:
         value.shape == right.shape and torch.allclose(value, right, rtol=1e-3, atol=1e-3 * most)
         for value, right in zip(kept, fresh, strict=True)
     )
-
-
-def as_features(
-    backbone: Backbone,
-    splits: Sequence[Split],
-    source: OutlierSource | None,
-    unseen: Tensor | None,
-    device: torch.device,
-    cache: str | Path | None,
-    encoder: Encoder | None = None,
-) -> tuple[Encoder, list[Split], OutlierSource | None, Tensor | None]:
-    """What a fit sees as features, scaled by the first of the splits; of outliers no more than are worth their time.
-
-    The head of an adopted network is trained already, and takes them as they are. A network that was fitted to what
-    an `encoder` gives goes on with that.
-    """
-    trunk = backbone.trunk if encoder is None else encoder.trunk
-    compute = Features(trunk, device, None if cache is None else Path(cache))
-    first = compute(splits[0].x)
-    width = first.shape[1]
-    if encoder is None:
-        scaling = Scaling.of(first) if backbone.head is None else Scaling((0.0,) * width, (1.0,) * width)
-        encoder = Encoder(backbone.trunk, scaling)
-    final = encoder
-
-    def encoded(x: Tensor) -> Tensor:
-        return final.scaling(first if x is splits[0].x else compute(x))
-
-    if source is not None:
-        pool = source.epoch(generator_for("features"))
-        some = torch.randperm(len(pool), generator=generator_for("features"))[: max(FEWEST, len(splits[0]))]
-        source = Fixed(encoded(pool[some]))
-    return (
-        final,
-        [Split(encoded(split.x), split.y) for split in splits],
-        source,
-        None if unseen is None else encoded(unseen),
-    )
-
-
-@torch.inference_mode()
-def _compute(trunk: nn.Module, x: Tensor, device: torch.device, done: int, total: int) -> Tensor:
-    is_text = x.dtype == torch.long
-    # texts of about one length go together, or most of a batch would be padding
-    order = (x != 0).sum(1).argsort() if is_text else torch.arange(len(x))
-    trunk, parts = trunk.to(device), []
-    for rows in order.split(BATCH):
-        parts.append(trunk(as_input(x[rows].to(device))).float().cpu())
-        done += len(rows)
-        if observer := _counting.get():
-            observer(done, total)
-    features = torch.cat(parts)[order.argsort()]
-    if not features.isfinite().all():
-        raise ValueError("the backbone gives NaN or infinite features of these inputs; choose another")
-    return features.clone()  # outside of inference mode's reach
 
 
 @contextmanager

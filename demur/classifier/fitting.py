@@ -1,103 +1,86 @@
-"""Which rows a fit holds out, what outliers it shows, its recipe and inference, and what it reports."""
+"""The parts of a fit: the outliers that it shows, its data, its recipe and inference, and what it reports."""
 
 import math
 import warnings
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from demur.classifier.continuing import TRAINED, Hashes, find_rows, find_trained, hash_rows
-from demur.classifier.decision import Decision, least_count
+from demur.classifier.backbones import Backbone
+from demur.classifier.decision import Decision
+from demur.classifier.features import Encoder, Features, Scaling
+from demur.classifier.held_out import FEWEST, Hashes, split_outliers
 from demur.inference import Inference, KroneckerLaplace, Laplace
 from demur.methods import Method
 from demur.metrics import Prediction
 from demur.networks import Network
 from demur.outliers.sharpness import LEAK, auroc_by_sharpness
 from demur.outliers.synthetic import BY_DEFAULT
-from demur.outliers.values import Given, SpectrumMatched, Synthetic, build, leaves, mix, parse
-from demur.outliers.values import given as given_ones
+from demur.outliers.values import Given, SpectrumMatched, Synthetic, build, given, leaves, mix, parse
 from demur.posterior import Posterior
+from demur.scores import Score
 from demur.streams import generator_for
-from demur.training_data import OutlierSource, Recipe
+from demur.training_data import Augment, Fixed, OutlierSource, Recipe, Split, TrainingData
 
 if TYPE_CHECKING:
     from demur.classifier.estimator import Classifier
 
-STEADY = 5  # times as many inliers as the guarantee needs
-TUNING = 19  # inliers that a prior can be tuned with, where there are few
-UNSEEN = 1_000  # outliers to measure with, at most
-FEWEST = 20  # outliers of which some can be held out
 MIDDLE = 64  # pixels of an image by which sharpness is told
+FEWEST_ENCODED = 2_000  # outliers that are worth encoding, however few inliers there are
 
 
-def split_rows(
-    labels: Tensor, fraction: float, coverage: float, seed: int, by_class: bool = False, gaps: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows to train, to tune and to calibrate with, at random; one of each class is trained with whatever happens.
+@dataclass(frozen=True)
+class ShownOutliers:
+    """What a fit trains with as outliers, and its name for the report."""
 
-    `gaps`, (N, columns), are the empty cells of a table. One row with a gap in each column that has any is trained with
-    as well: a gap that only calibrating rows have would look like an outlier's, and set the limit. For the same reason
-    more rows calibrate, a fifth at most, so that the limit is not the score of the oddest.
-    """
-    count, classes = len(labels), labels.unique()
-    order = torch.randperm(count, generator=generator_for("held out", seed))
-    to_train = [labels == code for code in classes]
-    if gaps is not None:
-        to_train += [column for column in gaps.T if column.any()]
-    first = torch.tensor([int(rows[order].nonzero()[0]) for rows in to_train])
-    free = torch.ones(count, dtype=torch.bool).index_fill_(0, first, False)
-    each = math.ceil(fraction * count / 2)
-    # answers are not spread evenly over the classes, so half as many again
-    least = math.ceil(1.5 * len(classes) * least_count(coverage)) if by_class else least_count(coverage)
-    calibration = min(max(each, least), count // 3)
-    if gaps is not None:
-        calibration = max(calibration, min(STEADY * least, count // 5))
-    tuning = min(max(each, min(TUNING, count // 10)), count // 3)
-    held_out = order[free][: tuning + calibration]
-    if len(held_out) < 2:
-        raise ValueError(
-            f"{count} inputs (n_samples={count}) are too few for {len(classes)} classes: some must be held out; "
-            f"give at least {len(classes) + 2}"
-        )
-    calibration = max(1, min(calibration, len(held_out) - 1))
-    train = order[~torch.isin(order, held_out)]
-    return train, held_out[calibration:], held_out[:calibration]
+    name: str = "none"
+    source: OutlierSource | None = None
+    given: Tensor | None = None  # of the caller's, those that are trained with
+    unseen: Tensor | None = None  # held out, to measure abstention on
 
 
-def split_outliers(
-    outliers: Tensor, fraction: float, seed: int, known: Hashes | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """Outliers to train with, and some to measure with; None of the latter where there are few.
+@dataclass(frozen=True)
+class FitData:
+    """What a fit works with, as the network takes it."""
 
-    Those that the fits before this held out, which are `known`, are held out again, and none that one was trained with.
-    """
-    order = torch.randperm(len(outliers), generator=generator_for("held out outliers", seed))
-    if known is not None:
-        hashes = hash_rows(outliers)
-        again = find_rows(hashes, known["outliers"])
-        if again.any() and not again.all():
-            return outliers[~again], outliers[again]
-        if TRAINED in known:
-            order = order[~find_trained(hashes, known)[order]]
-    if min(len(outliers), len(order)) < FEWEST:
-        return outliers, None
-    count = min(UNSEEN, math.ceil(fraction * len(outliers)), len(order))
-    measured = torch.zeros(len(outliers), dtype=torch.bool).index_fill_(0, order[:count], True)
-    if measured.all():
-        return outliers, None
-    return outliers[~measured], outliers[measured]
+    train: Split
+    tuning: Split
+    calibration: Split
+    outliers: OutlierSource | None
+    unseen: Tensor | None  # outliers that were held out
+
+    @property
+    def num_held_out(self) -> int:
+        return len(self.tuning) + len(self.calibration) + (0 if self.unseen is None else len(self.unseen))
+
+    def training(self, augment: Augment | None) -> TrainingData:
+        """The part of it that inference may see."""
+        return TrainingData(self.train, self.tuning, self.outliers, augment)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is settled before training."""
+
+    inference: Inference
+    network: Network
+    recipe: Recipe
+    score: Score  # that the model will abstain by
+    continued: Mapping[str, Any] | None  # for the report: what the network of a continued model begins with
 
 
 def gather_outliers(
-    model: "Classifier", outliers: Any, inliers: Tensor, held_out: Tensor, seed: int, known: Hashes | None = None
-) -> tuple[str, OutlierSource | None, Tensor | None, Tensor | None]:
-    """Training outliers by name and source, held-out ones of the same sort to measure abstention on, and those of the
-    given ones that are trained with.
+    model: "Classifier", outliers: Any, inliers: Tensor, held_out: Tensor, seed: int, known: Hashes | None
+) -> ShownOutliers:
+    """The outliers that were given to fit, or that are made from the inliers.
 
-    `known` is what the fits before this held out.
+    `held_out` are inliers that are not trained with, to make unseen outliers from; `known` are the hashes of what
+    earlier fits held out.
     """
     synthetic = parse(model.synthetic) if isinstance(model.synthetic, str) else model.synthetic
     if model.likelihood_.outside is None:
@@ -107,7 +90,7 @@ def gather_outliers(
                 f"outliers were given, but method {named!r} does not train with them; choose one with '+nc', "
                 "'+sl', '+ml' or '+oe', or leave them out"
             )
-        return "none", None, None, None
+        return ShownOutliers()
     if isinstance(outliers, str):
         raise ValueError(
             f"outliers {outliers!r} is a name; give inputs like X, or Classifier(synthetic={outliers!r}) to have "
@@ -115,9 +98,9 @@ def gather_outliers(
         )
     kind, groups = model.preprocessing_.synthetic_kind, getattr(model.preprocessing_, "groups", ())
     # whatever else is shown, a category or a gap that was never seen is to count against an input
-    unseen_too = [Synthetic("unseen")] if any(group.unseen for group in groups) else []
+    unseen_cells = [Synthetic("unseen")] if any(group.unseen for group in groups) else []
     if outliers is None:
-        shown = mix(synthetic or parse(BY_DEFAULT[kind]), *unseen_too)
+        shown = mix(synthetic or parse(BY_DEFAULT[kind]), *unseen_cells)
         if any(isinstance(leaf, Given | SpectrumMatched) for leaf in leaves(shown)):
             raise ValueError(f"synthetic {str(shown)!r} goes beside real outliers, and there are none; give some")
         source = build(shown, kind, inliers, groups=groups)
@@ -125,16 +108,45 @@ def gather_outliers(
             warnings.warn(
                 "outliers of texts are made from their own words; real ones do better: any other texts at all, "
                 "as fit(X, y, outliers=texts)",
-                stacklevel=4,
+                stacklevel=5,
             )
         held_out_source = build(shown, kind, held_out, groups=groups)
-        return str(shown), source, held_out_source.epoch(generator_for("unseen outliers", seed)), None
-    given = model.inputs(outliers, "outliers")
-    trained, unseen = split_outliers(given, model.validation, seed, known)
-    shown = mix(given_ones(), *(leaves(synthetic) if synthetic else ()), *unseen_too)
+        unseen = held_out_source.epoch(generator_for("unseen outliers", seed))
+        return ShownOutliers(str(shown), source, unseen=unseen)
+    x = model.inputs(outliers, "outliers")
+    trained, held_out_outliers = split_outliers(x, model.validation, seed, known)
+    shown = mix(given(), *(leaves(synthetic) if synthetic else ()), *unseen_cells)
     if kind == "images" and not any(isinstance(leaf, SpectrumMatched) for leaf in leaves(shown)):
         warn_if_sharpness_tells(inliers, trained)
-    return f"{len(given)} {shown}", build(shown, kind, inliers, given=trained, groups=groups), unseen, trained
+    source = build(shown, kind, inliers, given=trained, groups=groups)
+    return ShownOutliers(f"{len(x)} {shown}", source, trained, held_out_outliers)
+
+
+def encode_data(
+    data: FitData, backbone: Backbone, device: torch.device, cache: str | Path | None, encoder: Encoder | None
+) -> tuple[Encoder, FitData]:
+    """The data as a frozen backbone's features, scaled by those of the training inputs; of outliers no more than are
+    worth their time.
+
+    The head of an adopted network is trained already, and takes features as they are. A model that is continued has an
+    `encoder`.
+    """
+    trunk = backbone.trunk if encoder is None else encoder.trunk
+    compute = Features(trunk, device, None if cache is None else Path(cache))
+    train = compute(data.train.x)
+    width = train.shape[1]
+    if encoder is None:
+        scaling = Scaling.of(train) if backbone.head is None else Scaling((0.0,) * width, (1.0,) * width)
+        encoder = Encoder(trunk, scaling)
+    scale, outliers = encoder.scaling, data.outliers
+    if outliers is not None:
+        pool = outliers.epoch(generator_for("features"))
+        most = max(FEWEST_ENCODED, len(data.train))
+        chosen = torch.randperm(len(pool), generator=generator_for("features"))[:most]
+        outliers = Fixed(scale(compute(pool[chosen])))
+    tuning, calibration = (Split(scale(compute(split.x)), split.y) for split in (data.tuning, data.calibration))
+    unseen = None if data.unseen is None else scale(compute(data.unseen))
+    return encoder, FitData(Split(scale(train), data.train.y), tuning, calibration, outliers, unseen)
 
 
 def resolve_recipe(model: "Classifier", count: int, seed: int) -> Recipe:
@@ -200,7 +212,7 @@ def _warn_of_chance(abstained: float, count: int, by_chance: float) -> None:
     warnings.warn(
         f"the model abstains on {abstained:.0%} of {count} outliers that it was not shown, hardly more than on inliers "
         f"({by_chance:.0%}): it cannot tell them apart; train for longer (epochs), or show it more or other outliers",
-        stacklevel=5,
+        stacklevel=6,
     )
 
 
@@ -213,7 +225,7 @@ def warn_if_sharpness_tells(inliers: Tensor, outliers: Tensor) -> None:
         warnings.warn(
             f"sharpness alone tells the outliers from the inliers (AUROC {auroc:.3f}); see whether the model does "
             "better with spectrum-matched ones as well: synthetic='spectrum_matched', or --synthetic in the shell",
-            stacklevel=5,
+            stacklevel=6,
         )
 
 

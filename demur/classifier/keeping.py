@@ -16,7 +16,7 @@ from demur.classifier.abstaining import read_fitted, restore_score
 from demur.classifier.backbones import Backbone
 from demur.classifier.builders import describe_network
 from demur.classifier.conformal import calibration_from_json
-from demur.classifier.continuing import hashes_from_json, hashes_to_json
+from demur.classifier.held_out import hashes_from_json, hashes_to_json
 from demur.classifier.model_file import SCORE, read_model, write_model
 from demur.classifier.parameters import device_of
 from demur.classifier.saved import (

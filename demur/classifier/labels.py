@@ -48,7 +48,7 @@ def _check_kinds(labels: Any) -> None:
         )
 
 
-def encode_labels(y: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
+def encode_labels(y: Any, count: int) -> tuple[np.ndarray, Tensor]:
     """The sorted classes, and each label as an index into them."""
     classes, codes = np.unique(validate_labels(y, count), return_inverse=True)
     if len(classes) < 2:
@@ -58,7 +58,7 @@ def encode_labels(y: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
     if overlap := {UNSURE, UNKNOWN, INVALID} & set(map(str, classes)):
         raise ValueError(f"y has a class named {overlap.pop()!r}, which is an answer of demur's own; rename it")
     _warn_of_lookalikes(classes, np.bincount(codes))
-    return classes, codes
+    return classes, torch.from_numpy(codes)
 
 
 def _warn_of_lookalikes(classes: np.ndarray, counts: np.ndarray) -> None:

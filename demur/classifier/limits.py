@@ -151,7 +151,7 @@ def fit_within_limit(
                 warnings.warn(
                     f"this fit will take up to {(training + after) / 60:.0f} minutes here ({networks} network(s), "
                     f"{recipe.epochs} epochs each); quicker: {hint}time_limit='5m', or fewer epochs",
-                    stacklevel=5,
+                    stacklevel=4,
                 )
             return inference.fit(network, likelihood, data, recipe), curves
         left = seconds_left - (time.perf_counter() - begun)

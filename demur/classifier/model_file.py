@@ -11,7 +11,6 @@ noticed; a hash is no signature, so whoever can rewrite the whole file can make 
 at all.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -25,6 +24,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from demur.files import hash_file
 from demur.posterior import Posterior
 from demur.posterior_file import save as save_posterior
 
@@ -96,7 +96,9 @@ def write_model(
         present = (*PARTS, *more)
         for name in present[1:]:
             shutil.copymode(folder / MODEL, folder / name)  # which is written for its owner alone
-        parts = {name: {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in present}
+        parts = {
+            name: {"bytes": (folder / name).stat().st_size, "sha256": hash_file(folder / name)} for name in present
+        }
         version = ".".join(map(str, FORMAT))
         (folder / MANIFEST).write_text(json.dumps({"demur": version, "parts": parts}, indent=1), "utf-8")
         if path.suffix == SUFFIX and not path.is_dir():
@@ -171,10 +173,14 @@ def _check_parts(folder: Path, path: Path) -> dict[str, Any]:
     if {MANIFEST, *manifest["parts"]} != set(present):
         raise _damage_error(path, f"{MANIFEST} lists other parts")
     for name in manifest["parts"]:
-        measured = {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
-        if manifest["parts"][name] != measured:
+        if manifest["parts"][name] != _describe_part(folder / name):
             raise _damage_error(path, f"{name} is not what was saved")
     return _read_json(folder / MODEL, LONGEST_MODEL, path)
+
+
+def _describe_part(file: Path) -> dict[str, Any]:
+    """As the manifest has it."""
+    return {"bytes": file.stat().st_size, "sha256": hash_file(file)}
 
 
 def _version(text: Any) -> tuple[int, int] | None:
@@ -208,11 +214,6 @@ def _read_json(file: Path, longest: int, path: Path) -> dict[str, Any]:
 
 def _bytes_of(file: Path) -> bytes | None:
     return file.read_bytes()[: LONGEST_MANIFEST + 1] if file.is_file() else None
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _damage_error(path: Path, why: str) -> ValueError:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from demur.classifier import keeping, kinds
 from demur.classifier.backbones import Backbone
 from demur.classifier.conformal import Calibration, benjamini_hochberg
-from demur.classifier.continuing import Hashes
 from demur.classifier.decision import Decision, class_probs, post_hoc, score_of
 from demur.classifier.features import Encoder
+from demur.classifier.held_out import Hashes
 from demur.classifier.parameters import device_of
 from demur.likelihoods import Likelihood
 from demur.metrics import Array, Prediction

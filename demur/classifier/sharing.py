@@ -4,7 +4,6 @@ hf:me/name            the newest commit
 hf:me/name@REVISION   a commit, a tag or a branch; only a commit's hash always names the same bytes
 """
 
-import hashlib
 import re
 import tempfile
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from demur.classifier.card import model_card
 from demur.classifier.extras import import_extra
+from demur.errors import first_line
+from demur.files import hash_file
 
 if TYPE_CHECKING:
     from demur.classifier.estimator import Classifier
@@ -39,7 +40,7 @@ def push_model(model: "Classifier", repo: str, private: bool, notes: str, endpoi
             done = api.create_commit(repo, operations, commit_message="Upload a model of demur")
         except (errors.HTTPError, OSError) as error:
             raise ValueError(
-                f"{repo} could not be written on the hub ({_first_line(error)}); check its name and your token"
+                f"{repo} could not be written on the hub ({first_line(error)}); check its name and your token"
             ) from error
     return f"{PREFIX}{repo}@{done.oid}"
 
@@ -60,9 +61,7 @@ def fetch_model(named: str, endpoint: str | None = None) -> tuple[Path, str]:
             raise ValueError(f"{repo} on the hub has no {FILE}; give a model that push_to_hub wrote")
         file = Path(hub.hf_hub_download(repo, FILE, revision=info.sha, endpoint=endpoint))
     except (errors.HTTPError, OSError) as error:
-        raise ValueError(
-            f"{named} could not be fetched from the hub ({_first_line(error)}); try again later"
-        ) from error
+        raise ValueError(f"{named} could not be fetched from the hub ({first_line(error)}); try again later") from error
     _check_hash(file, stored, named)
     return file, f"{PREFIX}{repo}@{info.sha}"
 
@@ -71,11 +70,5 @@ def _check_hash(file: Path, stored: Any, named: str) -> None:
     """As the hub describes it; the model file's own hashes are checked when it is read."""
     if stored.lfs is None:
         return
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    if digest != stored.lfs.sha256:
+    if hash_file(file) != stored.lfs.sha256:
         raise ValueError(f"{named} is other than the hub describes it; remove {file}, and load it again")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).partition("\n")[0]

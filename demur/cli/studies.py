@@ -134,7 +134,8 @@ def demo(
     from demur.paper.grid import PAPER_ROWS, setting
     from demur.paper.toy import toy_planes
     from demur.report.figures import draw_planes
-    from demur.report.tables import BY_MAX_PROB, lines_of, table
+    from demur.report.tables import lines_of, table
+    from demur.scores import USUAL_SCORE
     from demur.study.run import run as run_method
     from demur.tasks import load
 
@@ -150,13 +151,13 @@ def demo(
         describe("toy figure")
         draw_planes(toy_planes()).savefig(out / "toy.png", dpi=150)
     console.print(table(rows, "digits, seed 0: accuracy and ECE inside, FPR95 on sets of outliers; per cent"))
-    plain, (best, fpr95) = rows[0], min(lines_of(rows), key=lambda line: line[0].mean_over_ood(line[1]))
-    by_score = "" if fpr95 == BY_MAX_PROB else " by none_share"
+    plain, (best, score) = rows[0], min(lines_of(rows), key=lambda line: line[0].mean_fpr95(line[1]))
+    by_score = "" if score == USUAL_SCORE else f" by {score}"
     print(
         f"""
 What to look at
 - mean FPR95, the fraction of outliers accepted as digits when 95 % of the digits are:
-  {100 * plain.mean_fpr95:.1f} for {plain.method}, {100 * best.mean_over_ood(fpr95):.1f} for {best.method}{by_score}, \
+  {100 * plain.mean_fpr95():.1f} for {plain.method}, {100 * best.mean_fpr95(score):.1f} for {best.method}{by_score}, \
 at accuracies of {100 * plain.metrics["accuracy"]:.1f} and {100 * best.metrics["accuracy"]:.1f}.
 - far away, which is noise 5000 times as bright as any digit: seeing outliers does not
   cure a point estimate (map+oe); averaging over weights helps some, a none class more,

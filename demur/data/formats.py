@@ -18,7 +18,6 @@ import gzip
 import io
 import math
 import os
-import pickletools
 import re
 import tokenize
 import zipfile
@@ -27,7 +26,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,12 +34,13 @@ import pyarrow.csv
 from PIL import Image, ImageOps
 
 from demur.data.decode import DAMAGE, FORMATS, MODES, convert_mode, is_deep
+from demur.data.pickled import ARRAY, read_pickled_dict
+from demur.errors import first_line
 
 SPLITS = {"train": "train", "test": "test", "t10k": "test", "val": "validation", "dev": "validation", "extra": "extra"}
 IMAGES = {".png", ".webp", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"}
 COLOURS = dict.fromkeys((*MODES[3], "RGBA", "PA"), "colour") | dict.fromkeys((*MODES[1], "LA"), "grey")
 BILINEAR = Image.Resampling.BILINEAR
-ARRAY = "numpy.core.multiarray _reconstruct"
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def reading(path: Path, kind: str) -> Iterator[None]:
         *(zlib.error, zipfile.BadZipFile, tokenize.TokenError),  # numpy tokenizes headers
         *DAMAGE,
     ) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+        reason = first_line(error)
         raise ValueError(f"{path} cannot be read as {kind} ({reason}); is it whole, and what its name says?") from error
 
 
@@ -316,72 +315,6 @@ def read_cifar_file(path: Path, key: str) -> tuple[np.ndarray, np.ndarray]:
             raise ValueError("its data are no array of bytes")
         pixels = np.frombuffer(data.encode("latin-1"), np.uint8).reshape(shape)
         return pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), np.array(content[key])
-
-
-@dataclass
-class Described:
-    """What a pickle would have made by a call: the function's name, its arguments, and the state given afterwards."""
-
-    name: str
-    arguments: tuple[Any, ...]
-    state: Any = None
-
-
-def read_pickled_dict(path: Path) -> dict[str, Any]:
-    """A dict of plain values and arrays from a pickle, by reading its instructions: nothing is imported or called.
-
-    Arrays come as `Described`. Any instruction that such files do not need is refused.
-    """
-    mark = object()
-    stack: list[Any] = []
-    memo: dict[Any, Any] = {}
-
-    def pop_to_mark() -> list[Any]:
-        start = len(stack) - 1 - stack[::-1].index(mark)
-        items = stack[start + 1 :]
-        del stack[start:]
-        return items
-
-    for opcode, argument, position in pickletools.genops(path.read_bytes()):
-        match opcode.name:
-            case "PROTO" | "STOP":
-                pass
-            case "MARK":
-                stack.append(mark)
-            case "NONE" | "INT" | "BININT" | "BININT1" | "BININT2" | "SHORT_BINSTRING" | "BINSTRING":
-                stack.append(argument)
-            case "NEWFALSE" | "NEWTRUE":
-                stack.append(opcode.name == "NEWTRUE")
-            case "EMPTY_DICT":
-                stack.append({})
-            case "EMPTY_LIST":
-                stack.append([])
-            case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                count = int(opcode.name[-1])
-                stack[-count:] = [tuple(stack[-count:])]
-            case "TUPLE":
-                stack.append(tuple(pop_to_mark()))
-            case "APPENDS":
-                items = pop_to_mark()
-                stack[-1].extend(items)
-            case "SETITEMS":
-                items = pop_to_mark()
-                stack[-1].update(zip(items[::2], items[1::2], strict=True))
-            case "BINPUT" | "LONG_BINPUT":
-                memo[argument] = stack[-1]
-            case "BINGET" | "LONG_BINGET":
-                stack.append(memo[argument])
-            case "GLOBAL" if argument in (ARRAY, "numpy ndarray", "numpy dtype"):
-                stack.append(argument)
-            case "REDUCE":
-                arguments = stack.pop()
-                stack.append(Described(stack.pop(), arguments))
-            case "BUILD":
-                state = stack.pop()
-                stack[-1].state = state
-            case _:
-                raise ValueError(f"instruction {opcode.name} {argument or ''} at byte {position} is refused")
-    return stack.pop()
 
 
 # The first pattern that a name matches, or for a folder the name of any file in it, decides.

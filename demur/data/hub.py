@@ -16,7 +16,9 @@ import pyarrow.compute as pc
 from PIL import Image
 
 from demur.data.catalogue import CATALOGUE, DataSet, HubFiles
-from demur.data.store import Store, class_names, image_column, open_parquet, sha256, with_class_names
+from demur.data.store import Store, class_names, image_column, open_parquet, with_class_names
+from demur.errors import first_line
+from demur.files import hash_file
 from demur.names import choose
 
 Progress = Callable[[str, int, int], None]  # file, bytes so far, bytes in all
@@ -108,7 +110,7 @@ def fetch(file: RemoteFile, path: Path, progress: Progress | None) -> Path:
                     f"the download of {file.path} stopped at {offset:,} of {file.size:,} bytes ({first_line(error)}); "
                     f"give the same command again and it continues"
                 ) from error
-    if part.stat().st_size != file.size or file.sha256 not in (None, sha256(part)):
+    if part.stat().st_size != file.size or file.sha256 not in (None, hash_file(part)):
         part.unlink()
         raise ValueError(f"{file.path} arrived other than the hub describes it and was deleted; get it again")
     return part.rename(path)
@@ -128,10 +130,6 @@ def transfer(file: RemoteFile, part: Path, offset: int, progress: Progress | Non
                 out.write(chunk)
                 if progress:
                     progress(file.path, out.tell(), file.size)
-
-
-def first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def convert_files(paths: list[Path], data: DataSet, hub: HubFiles) -> Iterator[pa.Table]:

@@ -4,7 +4,6 @@ Images are in a column `image`, a struct of `bytes` (PNG, WebP, JPEG) and `path`
 Decoded images are kept, one safetensors file a split, so that the next start maps them into memory and is done.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -25,6 +24,8 @@ from torch import Tensor
 
 from demur.data.catalogue import CATALOGUE, DataSet
 from demur.data.decode import decode, image_shape
+from demur.errors import first_line
+from demur.files import hash_file
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 NAME = re.compile(r"\w[\w-]*")
@@ -134,7 +135,7 @@ class Store:
                 path.unlink()
                 checksums.pop(path.name, None)
             for file, part in files.items():
-                checksums[file] = {"sha256": sha256(part), "source": source}
+                checksums[file] = {"sha256": hash_file(part), "source": source}
                 os.replace(part, folder / file)
             written.append(folder / f".{CHECKSUMS}.part")
             written[-1].write_text(json.dumps(checksums, indent=1, sort_keys=True) + "\n", "utf-8")
@@ -181,8 +182,9 @@ def open_parquet(path: Path) -> pq.ParquetFile:
 
 
 def unreadable(path: Path, error: Exception) -> ValueError:
-    reason = str(error).splitlines()[0].rstrip(".")
-    return ValueError(f"{path} cannot be read as parquet ({reason}); delete it and get or add {path.parent.name} again")
+    return ValueError(
+        f"{path} cannot be read as parquet ({first_line(error)}); delete it and get or add {path.parent.name} again"
+    )
 
 
 def read_rows(path: Path, column: str, known: DataSet | None) -> tuple[pa.ChunkedArray, np.ndarray | None]:
@@ -290,17 +292,12 @@ def keep_decoded(cached: Path, tensors: dict[str, Tensor], files: dict[str, list
 
 
 def fingerprint(shards: list[Path]) -> dict[str, list[Any]]:
-    return {"stamps": [stamp(path) for path in shards], "sha256": [sha256(path) for path in shards]}
+    return {"stamps": [stamp(path) for path in shards], "sha256": [hash_file(path) for path in shards]}
 
 
 def stamp(path: Path) -> list[int]:
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ino]
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_checksums(folder: Path) -> dict[str, dict[str, str]]:

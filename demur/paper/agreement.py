@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from demur.measures import value_name
 from demur.paper.grid import CONVENTIONS
 from demur.paper.published import TITLES, measured_as, printed_values
 from demur.paper.views import own_view, place
-from demur.study.measuring import metric_name
 from demur.study.table import Measured
 
 LIMIT = 0.04  # two values agree where they differ by no more
@@ -18,7 +18,7 @@ def compare_printed(cells: Sequence[Measured]) -> pd.DataFrame:
     views = {convention: own_view(cells, convention) for convention in CONVENTIONS}
     lines = []
     for entry in printed_values():
-        at, metric = place(entry.task, entry.row.method, entry.outliers), metric_name(entry.metric, entry.row.score)
+        at, metric = place(entry.task, entry.row.method, entry.outliers), value_name(entry.metric, entry.row.score)
         looked_up = {name: view.look(at, measured_as(entry), metric) for name, view in views.items()}
         values = {name: known and known.value for name, known in looked_up.items()}
         lines.append(

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from demur.measures import value_name
 from demur.methods import split_method
 from demur.paper.agreement import agrees
 from demur.paper.counts import WHOLE, lacking
@@ -14,7 +15,7 @@ from demur.paper.outdated import outdated_reasons
 from demur.paper.published import MEAN, PrintedValue, measured_as, printed_values
 from demur.paper.statistics import Known
 from demur.paper.views import LUCK, own_view, place, printed_view
-from demur.study.measuring import TEST, metric_name
+from demur.study.measuring import TEST
 from demur.study.table import Measured
 from demur.tasks import IMAGES, TEXTS
 from demur.tasks.images import STAND_INS
@@ -146,7 +147,7 @@ def disagreements(cells: Sequence[Measured]) -> Iterator[tuple[Disagreement, Cau
     view, printed = own_view(cells, "published"), printed_view()
     for entry in printed_values():
         at = place(entry.task, entry.row.method, entry.outliers)
-        ours = view.look(at, measured_as(entry), metric_name(entry.metric, entry.row.score))
+        ours = view.look(at, measured_as(entry), value_name(entry.metric, entry.row.score))
         if ours is None or agrees(ours.value, entry.value):
             continue
         accuracy = printed.look(at, TEST, "accuracy_with_none")

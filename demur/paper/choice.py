@@ -15,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import rankdata
 
+from demur.measures import value_name
 from demur.outliers.values import leaves, parse
 from demur.paper.published import is_plain
 from demur.paper.suite import INLIERS, SUITE, set_name
 from demur.paper.views import by_place
 from demur.scores import USUAL_SCORE
-from demur.study.measuring import metric_name
 from demur.study.table import Measured
 
 SEEDS = 3
@@ -163,7 +163,7 @@ def candidates_in(cells: Iterable[Measured], task: str) -> tuple[dict[Candidate,
         for seed, run in runs.items():
             accuracy = run.value(INLIERS, "accuracy")
             for score in run.scores(set_name(SETS[0])) if accuracy else ():
-                values = {name: run.value(set_name(name), metric_name("fpr95", score)) for name in SETS}
+                values = {name: run.value(set_name(name), value_name("fpr95", score)) for name in SETS}
                 known = {name: value.value for name, value in values.items() if value is not None}
                 assert accuracy is not None
                 choice = Candidate(run.cell.method, None if is_plain(run.cell.method) else run.cell.outliers, score)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 from types import MappingProxyType
 
-from demur.methods import split_method
+from demur.methods import method_name, split_method
 from demur.paper.grid import BAYESIAN, STUDIES
 from demur.paper.published import SHIFT_SETS, is_plain, outliers_of
 from demur.paper.statistics import ALIKE, Difference, Known, is_above, is_below, is_not_above, is_tie, mean_of
@@ -29,10 +29,20 @@ TWICE = 2.2  # twice the inputs, and a tenth for the clock
 
 # quantities: what is compared, by name ------------------------------------------------------------------------------
 
-Quantity = Callable[[View, str, str, str | None], Known | None]  # of a task, a method and its training outliers
+Lookup = Callable[[View, str, str, str | None], Known | None]  # of a task, a method and its training outliers
 
 
-def _mean(metric: str, *sets: str) -> Quantity:
+@dataclass(frozen=True)
+class Quantity:
+    """How a value is looked up, and what must be known of it to compare two."""
+
+    of: Lookup
+    higher_is_better: bool = False
+    is_time: bool = False  # seconds: compared as a ratio, and exact
+    of_classes: bool = False  # says nothing of what training costs where the other method tells no classes apart
+
+
+def _mean(metric: str, *sets: str) -> Lookup:
     """Of a metric over some sets; None where one is not there."""
 
     def of(view: View, task: str, method: str, outliers: str | None) -> Known | None:
@@ -43,7 +53,7 @@ def _mean(metric: str, *sets: str) -> Quantity:
     return of
 
 
-def _mean_fpr95(*without: str) -> Quantity:
+def _mean_fpr95(*without: str) -> Lookup:
     """Over the sets that the convention counts, but some; texts have no noise to leave out."""
 
     def of(view: View, task: str, method: str, outliers: str | None) -> Known | None:
@@ -54,35 +64,38 @@ def _mean_fpr95(*without: str) -> Quantity:
 
 def _seconds(view: View, task: str, method: str, outliers: str | None) -> Known | None:
     by_seed = view.seconds(place(task, method, outliers or outliers_of(Cell(task, method))))
-    return Known(sum(by_seed.values()) / len(by_seed), by_seed=by_seed) if by_seed else None
+    return _of_seeds(by_seed)
 
 
 def _added_seconds(view: View, task: str, method: str, outliers: str | None) -> Known | None:
     """Beyond those of the network that Laplace is put around."""
-    whole, part = (_seconds(view, task, name, outliers) for name in (method, method.replace("la", "map", 1)))
-    both = {} if whole is None or part is None else whole.by_seed.keys() & part.by_seed.keys()
-    if whole is None or part is None or not both:
+    of_map = method_name("map", split_method(method)[1])
+    whole, part = (_seconds(view, task, name, outliers) for name in (method, of_map))
+    if whole is None or part is None:
         return None
-    by_seed = {seed: whole.by_seed[seed] - part.by_seed[seed] for seed in sorted(both)}
-    return Known(sum(by_seed.values()) / len(by_seed), by_seed=by_seed)
+    seeds = sorted(whole.by_seed.keys() & part.by_seed.keys())
+    return _of_seeds({seed: whole.by_seed[seed] - part.by_seed[seed] for seed in seeds})
+
+
+def _of_seeds(by_seed: Mapping[int, float]) -> Known | None:
+    return Known(sum(by_seed.values()) / len(by_seed), by_seed=by_seed) if by_seed else None
 
 
 QUANTITIES: Mapping[str, Quantity] = MappingProxyType(
     {
-        "accuracy": _mean("accuracy", TEST),
-        "ECE": _mean("ece", TEST),
-        "confidence": _mean("mmc", TEST),
-        "confidence on noise": _mean("mmc", LUCK),
-        "confidence far away": _mean("mmc", FAR_AWAY),
-        "FPR95": _mean_fpr95(LUCK),
-        "FPR95 on uniform noise": _mean("fpr95", LUCK),
-        "FPR95 of unseen sets": _mean_fpr95(NOISE, LUCK),
-        "ECE under shift": _mean("ece", *SHIFT_SETS.values()),
-        "seconds": _seconds,
-        "seconds that Laplace adds": _added_seconds,
+        "accuracy": Quantity(_mean("accuracy", TEST), higher_is_better=True),
+        "ECE": Quantity(_mean("ece", TEST), of_classes=True),
+        "confidence": Quantity(_mean("mmc", TEST)),
+        "confidence on noise": Quantity(_mean("mmc", LUCK)),
+        "confidence far away": Quantity(_mean("mmc", FAR_AWAY)),
+        "FPR95": Quantity(_mean_fpr95(LUCK)),
+        "FPR95 on uniform noise": Quantity(_mean("fpr95", LUCK)),
+        "FPR95 of unseen sets": Quantity(_mean_fpr95(NOISE, LUCK)),
+        "ECE under shift": Quantity(_mean("ece", *SHIFT_SETS.values())),
+        "seconds": Quantity(_seconds, is_time=True),
+        "seconds that Laplace adds": Quantity(_added_seconds, is_time=True),
     }
 )
-SECONDS = ("seconds", "seconds that Laplace adds")
 
 
 def at_most_twice(apart: Difference) -> str:
@@ -109,7 +122,7 @@ class Test:
     """Whether one method is below another, or not above it, or like it."""
 
     tasks: tuple[str, ...]  # one, or several to take the mean over
-    quantity: str
+    quantity: str  # of QUANTITIES
     one: str
     rule: str
     other: str

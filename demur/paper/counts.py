@@ -16,7 +16,8 @@ from demur.study.measuring import TEST, Place, Value
 from demur.study.results import Result
 from demur.study.table import Measured
 from demur.tasks import IMAGES, Store
-from demur.tasks.images import OOD_COUNT, VALIDATION_COUNT, fit_images, load_split, shuffled_order
+from demur.tasks.base import shuffled_order
+from demur.tasks.images import OOD_COUNT, VALIDATION_COUNT, fit_images, load_split
 
 COUNTS, INPUTS = "counts", "inputs"  # a kind of further inputs; a value
 WHOLE: Mapping[str, int] = MappingProxyType({"emnist_letters": 20_800, "svhn": 26_032})

@@ -10,10 +10,10 @@ from demur.names import choose
 from demur.networks import resnet18_32
 from demur.study.fits import Fit
 from demur.study.grid import Cell, Setting, Study, fit_of
-from demur.tasks import Split, Store, Task, shorten
+from demur.tasks import Store, Task, shorten
 from demur.tasks.augment import Jitter
-from demur.tasks.base import TestData
-from demur.tasks.images import fit_images, load_split, shuffled_order, split_images, take_rows
+from demur.tasks.base import TestData, shuffled_order
+from demur.tasks.images import fit_images, load_split, split_images, take_rows
 from demur.training_data import Fixed, Recipe, TrainingData
 
 OUTLIERS = "tin597"  # Tiny-ImageNet's relatives, the protocol's training outliers
@@ -75,9 +75,7 @@ class OpenOODData:
         task = Task(
             self.name,
             classes,
-            TrainingData(
-                Split(train.x[: self.limit], train.y[: self.limit]), held_out, shown, Jitter(4, "reflect", flip=True)
-            ),
+            TrainingData(train, held_out, shown, Jitter(4, "reflect", flip=True)),
             TestData(test, {name: fit_images(store.images(name, "test")[0], shape) for name in present}),
             trained_with=self.outliers or "none",
             missing=tuple(name for name in every if name not in present),

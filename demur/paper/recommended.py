@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from demur.measures import value_name
 from demur.methods import parse_method
 from demur.outliers.values import sets_of
 from demur.paper.choice import Candidate
@@ -15,7 +16,7 @@ from demur.paper.published import OOD_SETS, Row, mean_but
 from demur.paper.statistics import Known, mean_of
 from demur.paper.views import View, best_printed
 from demur.study.grid import Cell
-from demur.study.measuring import TEST, metric_name
+from demur.study.measuring import TEST
 from demur.study.run import FAR_AWAY
 from demur.study.table import Measured
 from demur.tasks.images import STAND_INS, VALIDATION_COUNT
@@ -92,7 +93,7 @@ def validate(view: View, tasks: Iterable[str] = TASKS) -> list[Validated]:
             for task, value in accuracy[candidate].items()
         )
         for score in scores_of(candidate[0]):
-            fpr95 = values_on(candidate, PRINTED, metric_name("fpr95", score))
+            fpr95 = values_on(candidate, PRINTED, value_name("fpr95", score))
             validated.append(Validated(Candidate(*candidate, score), fpr95, accuracy[candidate], accurate))
     return sorted(validated, key=lambda one: (math.inf if math.isnan(one.mean) else one.mean, one.preference))
 
@@ -149,7 +150,7 @@ def measure(
     view: View, candidate: Candidate, task: str, seen: Collection[str], others: Collection[str] = ()
 ) -> Tested | None:
     """Over the OOD sets but those `seen` in training, and but `others`; None where the cell is not there."""
-    cell, plain, metric = cell_of(candidate, task), Cell(task, "map"), metric_name("fpr95", candidate.score)
+    cell, plain, metric = cell_of(candidate, task), Cell(task, "map"), value_name("fpr95", candidate.score)
     if not _is_there(view, cell):
         return None
     sets = view.sets(cell, [*seen, *others])

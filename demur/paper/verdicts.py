@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from demur.paper.claims import QUANTITIES, RULES, SECONDS, TWICE, Claim, Test
+from demur.paper.claims import QUANTITIES, RULES, TWICE, Claim, Test
 from demur.paper.grid import STUDIES, commands
 from demur.paper.statistics import (
     NO,
@@ -86,20 +86,20 @@ def examine(claim: Claim, view: View) -> Verdict:
 
 def run_test(test: Test, view: View) -> Finding | None:
     """The test's outcome; None where a side of it is not there."""
-    of = QUANTITIES[test.quantity]
-    both = [[of(view, task, *side) for side in test.sides] for task in test.tasks]
+    quantity = QUANTITIES[test.quantity]
+    both = [[quantity.of(view, task, *side) for side in test.sides] for task in test.tasks]
     pairs = [(one, other) for one, other in both if one is not None and other is not None]
     if not pairs:
         return None
     ones, others = ([*side] for side in zip(*pairs, strict=True))
-    if test.quantity in SECONDS:  # a ratio, and a clock that is exact
+    if quantity.is_time:
         pairs = [(one, Known(TWICE * other.value)) for one, other in pairs]
     apart = mean_difference([difference(one, other) for one, other in pairs])
     outcome = RULES[test.rule](apart)
     if any(one.collapsed for one in ones):
-        outcome = UNCLEAR if test.rule == "below" and test.quantity == "accuracy" else NO  # it is never better
-    elif any(other.collapsed for other in others) and test.quantity == "ECE":
-        outcome = UNCLEAR  # what does not tell classes apart does not tell what training costs
+        outcome = UNCLEAR if test.rule == "below" and quantity.higher_is_better else NO  # it is never better
+    elif any(other.collapsed for other in others) and quantity.of_classes:
+        outcome = UNCLEAR
     one, other = (side[0] if len(side) == 1 else mean_over_tasks(side) for side in (ones, others))
     tie = test.rule == "not above" and apart.half > 0 and abs(apart.value) <= apart.half
     return Finding(test, one, other, outcome, tie, apart.seeds, apart.assumed)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from demur.measures import value_name
 from demur.paper.choice import (
     ALLOWED,
     SEEDS,
@@ -22,7 +23,7 @@ from demur.report.field import minutes, up_to_date, with_deviation
 from demur.report.sections import candidate_name
 from demur.report.sheet import Code, Link, Section, Sheet, Strong, Text
 from demur.study.grid import Cell
-from demur.study.measuring import TEST, metric_name, per_cent, with_sign
+from demur.study.measuring import TEST, per_cent, with_sign
 from demur.study.table import Measured
 
 FULL = Kind("corrected", None, None)
@@ -138,14 +139,14 @@ def _test(cells: Sequence[Measured], view: View, task: str, choice: Candidate) -
     def known(where: str, metric: str, of: Cell = cell) -> Known:
         return view.of(of, where, metric)
 
-    fpr95 = known(MEAN, metric_name("fpr95", choice.score))
+    fpr95 = known(MEAN, value_name("fpr95", choice.score))
     if not fpr95.by_seed:
         return [task, candidate_name(choice), *["–"] * 9]
     values: list[Text] = []
     for metric in ("accuracy", "ece"):
         own, plain = known(TEST, metric), known(TEST, metric, Cell(task, "map"))
         values += [with_deviation(own.by_seed.values()), with_sign(own.value - plain.value) if plain.by_seed else "–"]
-    auroc = known(MEAN, metric_name("auroc", choice.score))
+    auroc = known(MEAN, value_name("auroc", choice.score))
     values += [with_deviation(fpr95.by_seed.values()), with_deviation(auroc.by_seed.values())]
     values += [minutes(view, task, choice.method, choice.outliers), str(len(fpr95.by_seed))]
     return [task, candidate_name(choice), *values, [*_ahead(cells, view, task, choice, fpr95.value)] or "none"]
@@ -156,7 +157,7 @@ def _ahead(cells: Sequence[Measured], view: View, task: str, choice: Candidate, 
     rivals = [run for run in cells if run.cell.task == task and run.cell.method in RIVALS]
     scores = dict.fromkeys(name for run in rivals for name in (*shown_scores(run), *kept_scores(run)))
     for method, score in ((method, score) for method in RIVALS for score in scores):
-        rival = view.known(task, method, MEAN, metric_name("fpr95", score))
+        rival = view.known(task, method, MEAN, value_name("fpr95", score))
         if rival and rival.value < value and (method, None, score) != choice:
             yield Code(method), " by ", Code(score), f" {rival.text()}"
     sets = view.sets(Cell(task, choice.method, outliers=choice.outliers), ())

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
+from demur.measures import value_name
 from demur.methods import method_rank, split_method
 from demur.metrics import METRICS
 from demur.outliers.values import sets_of
@@ -18,7 +19,7 @@ from demur.paper.views import Place, View, by_place, own_view, place
 from demur.report.sheet import Code, Sheet, Small, Strong, Text
 from demur.scores import MEASURED, SCORES
 from demur.study.grid import Cell
-from demur.study.measuring import TEST, metric_name, per_cent
+from demur.study.measuring import TEST, per_cent
 from demur.study.table import Measured
 from demur.tasks.images import STAND_INS
 
@@ -184,7 +185,7 @@ def _fill(table: Wanted, kind: Kind, cells: Sequence[Measured], view: View) -> S
     runs = by_place(cells)
 
     def known(row: Row, column: Column) -> Known | None:
-        at, metric = place(column.task, row.method, table.outliers), metric_name(column.metric, row.score)
+        at, metric = place(column.task, row.method, table.outliers), value_name(column.metric, row.score)
         # a score may have been asked for of some seeds only; the notes say of which
         whole = row.score not in MEASURED or all(run.value(column.set, metric) for run in runs.get(at, {}).values())
         return view.look(at, column.set, metric) if whole else None

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from demur.measures import value_name
 from demur.paper.choice import SEEDS
 from demur.paper.outdated import outdated_reasons
 from demur.paper.published import MEAN, OOD_SETS, Row, outliers_of
@@ -13,7 +14,7 @@ from demur.paper.views import View, own_view, place
 from demur.report.sheet import Code, Section, Sheet, Text
 from demur.scores import SCORES
 from demur.study.grid import Cell
-from demur.study.measuring import TEST, metric_name, per_cent
+from demur.study.measuring import TEST, per_cent
 from demur.study.table import Measured
 
 TASKS = ("cifar10", "cifar100")
@@ -35,7 +36,7 @@ def field_table(cells: Sequence[Measured]) -> Sheet | None:
         (row, task): tuple(known.by_seed)
         for row in ROWS
         for task in TASKS
-        if (known := view.known(task, row.method, MEAN, metric_name("fpr95", row.score)))
+        if (known := view.known(task, row.method, MEAN, value_name("fpr95", row.score)))
     }
     if not any(row.method == "map" and row.score != "max_prob" for row, _ in seeds):
         return None
@@ -102,7 +103,7 @@ def _values(view: View, row: Row, task: str, seeds: Collection[int]) -> list[str
     def over_seeds(known: Known | None) -> str:
         return with_deviation([known.by_seed[seed] for seed in seeds]) if known else "–"
 
-    places = ((TEST, "accuracy"), *((MEAN, metric_name(metric, row.score)) for metric in ("fpr95", "auroc")))
+    places = ((TEST, "accuracy"), *((MEAN, value_name(metric, row.score)) for metric in ("fpr95", "auroc")))
     values = [over_seeds(view.known(task, row.method, *where)) for where in places]
     return [*values, minutes(view, task, row.method), str(len(seeds))]
 

@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from demur.measures import value_name
 from demur.methods import method_rank
 from demur.paper.agreement import LIMIT, compare_printed
 from demur.paper.published import DEFAULT_OUTLIERS, MEAN, outliers_of
@@ -15,7 +16,7 @@ from demur.paper.statistics import Known
 from demur.paper.views import own_view
 from demur.report.figures import Drawing, one_column_wide, panels
 from demur.report.verdicts import COLUMNS, verdicts
-from demur.study.measuring import metric_name, per_cent
+from demur.study.measuring import per_cent
 from demur.study.run import FAR_AWAY
 from demur.study.table import Measured
 
@@ -79,7 +80,7 @@ def heat_maps(cells: Sequence[Measured]) -> list[Heat]:
         names = list(dict.fromkeys(name for run in here for name in run.sets))
         sets = [*(name for name in names if name != FAR_AWAY), MEAN, *([FAR_AWAY] if FAR_AWAY in names else [])]
         rows = [
-            (method, score, [_described(view.known(task, method, name, metric_name("fpr95", score))) for name in sets])
+            (method, score, [_described(view.known(task, method, name, value_name("fpr95", score))) for name in sets])
             for method in sorted({run.cell.method for run in here}, key=method_rank)
             for score in ("max_prob", "none_share")
         ]

@@ -4,12 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from demur.measures import ood_metrics
+from demur.measures import OUT, ood_metrics, value_name
 from demur.metrics import accuracy
 from demur.paper.openood import BENCHMARKS
 from demur.report.field import with_deviation
 from demur.report.sheet import Sheet
-from demur.scores import USUAL_SCORE
 from demur.study.measuring import measures_of
 from demur.study.results import Result
 
@@ -33,12 +32,10 @@ def measure(result: Result) -> dict[str, Values]:
     of_set = {name: ood_metrics(result.test, outside, scores) for name, outside in result.ood.items()}
     measured: dict[str, Values] = {}
     for score in scores:
-        prefix = "" if score == USUAL_SCORE else f"{score}_"
-        if any(f"{prefix}auroc_out" not in values for values in of_set.values()):
+        stored = {metric: value_name(metric + OUT, score) for metric in METRICS}
+        if any(stored["auroc"] not in values for values in of_set.values()):
             continue  # it needs a none class
-        own = {
-            f"{name} {metric}": values[f"{prefix}{metric}_out"] for name, values in of_set.items() for metric in METRICS
-        }
+        own = {f"{name} {metric}": values[stored[metric]] for name, values in of_set.items() for metric in METRICS}
         means = {
             f"{group} {metric}": float(np.mean([own[f"{name} {metric}"] for name in names if name in of_set]))
             for group, names in (("near", benchmark.near), ("far", benchmark.far))

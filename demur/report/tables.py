@@ -4,33 +4,35 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Group
 
+from demur.measures import value_name
 from demur.report.sheet import Code, Sheet, Strong, Text, terminal
 from demur.report.sheet import markdown as as_markdown
+from demur.scores import USUAL_SCORE
 from demur.study.measuring import per_cent
 from demur.study.records import Record
 from demur.study.run import Row
 
-# a column: how to read it off a row, FPR95 by the name it has for the score, and which of several is best
+# a column: its value of a row and a score, and which of several is best
 Read = Callable[[Row, str], float]
 COLUMNS: dict[str, tuple[Read, Callable[..., float]]] = {
     "acc.": (lambda row, _: row.metrics["accuracy"], max),
     "ECE": (lambda row, _: row.metrics["ece"], min),
-    "mean FPR95": (lambda row, fpr95: row.mean_over_ood(fpr95), min),
+    "mean FPR95": (lambda row, score: row.mean_fpr95(score), min),
 }
-BY_MAX_PROB, BY_NONE_SHARE = "fpr95", "none_share_fpr95"
+BY_DEFAULT = (USUAL_SCORE, "none_share")
 
 
 def on(name: str) -> Read:
-    return lambda row, fpr95: row.ood[name][fpr95]
+    return lambda row, score: row.ood[name][value_name("fpr95", score)]
 
 
 def lines_of(rows: Sequence[Row], scores: Sequence[str] = ()) -> list[tuple[Row, str]]:
     """A line a method, by max probability, with a none class another by `none_share`, and one for each of `scores`."""
     return [
-        (row, fpr95)
+        (row, score)
         for row in rows
-        for fpr95 in (BY_MAX_PROB, BY_NONE_SHARE, *(f"{name}_fpr95" for name in scores))
-        if all(fpr95 in values for values in row.ood.values())
+        for score in (*BY_DEFAULT, *scores)
+        if all(value_name("fpr95", score) in values for values in row.ood.values())
     ]
 
 
@@ -40,14 +42,11 @@ def table(rows: Sequence[Row], title: str, scores: Sequence[str] = ()) -> Group:
     lines = lines_of(rows, scores)
     best = {name: choose(read(*line) for line in lines) for name, (read, choose) in columns.items()}
 
-    def cell(name: str, row: Row, fpr95: str) -> Text:
-        value = columns[name][0](row, fpr95)
+    def cell(name: str, row: Row, score: str) -> Text:
+        value = columns[name][0](row, score)
         return Strong(per_cent(value)) if value == best[name] and len(rows) > 1 else per_cent(value)
 
-    labels = [
-        row.method + "*" * row.collapsed if fpr95 == BY_MAX_PROB else f"  by {fpr95.removesuffix('_fpr95')}"
-        for row, fpr95 in lines
-    ]
+    labels = [row.method + "*" * row.collapsed if score == USUAL_SCORE else f"  by {score}" for row, score in lines]
     shown = [[label, *(cell(name, *line) for name in columns)] for label, line in zip(labels, lines, strict=True)]
     return Group(terminal(Sheet(["method", *columns], shown, title=title)), *remarks(rows))
 
@@ -60,9 +59,8 @@ def sheet(row: Row, title: str, scores: Sequence[str] = ()) -> Group:
         "AUROC": "auroc",
         "AUPR": "aupr",
         "confidence": "mmc",
-        "FPR95 by none mass": "none_fpr95",
-        "by none_share": BY_NONE_SHARE,
-        **{f"by {name}": f"{name}_fpr95" for name in scores},
+        "FPR95 by none mass": value_name("fpr95", "none"),
+        **{f"by {name}": value_name("fpr95", name) for name in ("none_share", *scores)},
     }
     shown = {name: key for name, key in shown.items() if all(key in values for values in row.ood.values())}
     rows = [[name, *(per_cent(values[key]) for key in shown.values())] for name, values in row.ood.items()]
@@ -99,7 +97,7 @@ def markdown(rows: Sequence[Row], records: Sequence[Record]) -> str:
             [
                 Code(row.method),
                 str(row.seed),
-                *(per_cent(read(row, BY_MAX_PROB)) for read, _ in COLUMNS.values()),
+                *(per_cent(read(row, USUAL_SCORE)) for read, _ in COLUMNS.values()),
                 f"{of[id(row)].seconds['fit']:.1f}",
             ]
             for row in group

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from demur.paper.claims import CLAIMS, SECONDS
+from demur.paper.claims import CLAIMS, QUANTITIES
 from demur.paper.grid import CONVENTIONS
 from demur.paper.statistics import NO, UNCLEAR, YES, Known, combine_outcomes
-from demur.paper.verdicts import WAITING, Finding, Verdict, examine, waiting
+from demur.paper.verdicts import VERDICTS, WAITING, Finding, Verdict, examine, waiting
 from demur.paper.views import own_view, printed_view
 from demur.report.sheet import Code, Sheet, Strong, Text, render
 from demur.study.table import Measured
@@ -27,7 +27,7 @@ def verdicts(cells: Sequence[Measured]) -> list[tuple[str, list[Verdict]]]:
 def summary(cells: Sequence[Measured]) -> Sheet | None:
     """A line a claim; None where none can be tested."""
     conventions = verdicts(cells)
-    if all(one.text == WAITING for _, columns in conventions for one in columns[: len(CONVENTIONS)]):
+    if all(one.word == WAITING for _, columns in conventions for one in columns[: len(CONVENTIONS)]):
         return None
     rows: list[list[Text]] = [
         [f"{number}. {title}", *(one.text for one in columns), *["–"] * (len(COLUMNS) - len(columns))]
@@ -36,13 +36,13 @@ def summary(cells: Sequence[Measured]) -> Sheet | None:
     return Sheet(["claim", *COLUMNS], rows, written=True)
 
 
-def by_verdict(cells: Sequence[Measured], convention: str = CONVENTIONS[0]) -> dict[str, list[tuple[int, str, str]]]:
-    """Number, title and tests of the claims, by what is known of them; nothing where none can be tested."""
+def by_verdict(cells: Sequence[Measured]) -> dict[str, list[tuple[int, str, str]]]:
+    """Number, title and tests of the claims, by their verdict in the corrected convention; nothing where none can be
+    tested."""
     groups: dict[str, list[tuple[int, str, str]]] = {}
-    for number, (title, columns) in enumerate(verdicts(cells), 1):
-        verdict, _, tests = columns[CONVENTIONS.index(convention)].text.partition(" (")
-        groups.setdefault(verdict, []).append((number, title, tests.replace(")", "")))
-    order = ("holds", "holds in part", "does not hold", "undecided", WAITING)
+    for number, (title, (corrected, *_)) in enumerate(verdicts(cells), 1):
+        groups.setdefault(corrected.word, []).append((number, title, corrected.tests + corrected.dagger))
+    order = (*VERDICTS.values(), WAITING)
     return {} if [*groups] == [WAITING] else {verdict: groups[verdict] for verdict in order if verdict in groups}
 
 
@@ -111,4 +111,4 @@ def _group(fixed: str, rule: str, results: Sequence[Finding], is_one: bool) -> T
 
 
 def _value(known: Known, result: Finding, with_half: bool) -> str:
-    return f"{known.value:.0f} s" if result.test.quantity in SECONDS else known.text(with_half)
+    return f"{known.value:.0f} s" if QUANTITIES[result.test.quantity].is_time else known.text(with_half)

@@ -17,7 +17,7 @@ from demur.classifier import Classifier
 from demur.scale.answering import Engine, Job, Outcome, attempt
 from demur.scale.fragments import Fragment
 from demur.scale.parts import parts_in
-from demur.study.cluster import connect, quiet
+from demur.study.cluster import cluster_device, connect, quiet
 
 RESTARTS = 4  # of a worker that was killed, before it is given up
 BLOCKS = 1024  # at most, into which the fragments are divided
@@ -30,7 +30,9 @@ def on_ray(model: Path, device: str = "auto", address: str | None = None) -> Eng
         with connect(address) as ray:
             import ray.data
 
-            gpus, cpus = _gpus(device, ray.cluster_resources()), ray.cluster_resources().get("CPU", 1)
+            resources = ray.cluster_resources()
+            own_gpu = cluster_device(device, resources) == "cuda"
+            most_workers = resources["GPU"] if own_gpu else resources.get("CPU", 1)
             context = ray.data.DataContext.get_current()
             bars, context.enable_progress_bars = context.enable_progress_bars, False
             rows = [{"fragment": pickle.dumps(fragment)} for fragment in fragments]
@@ -39,10 +41,10 @@ def on_ray(model: Path, device: str = "auto", address: str | None = None) -> Eng
                 warnings.simplefilter("ignore", DeprecationWarning)  # of `max_restarts`, which nothing replaces yet
                 answered = given.map(
                     Answering,
-                    fn_constructor_args=([ray.put(model_files(model))], job, "cuda" if gpus else "cpu"),
+                    fn_constructor_args=([ray.put(model_files(model))], job, "cuda" if own_gpu else "cpu"),
                     num_cpus=1,
-                    num_gpus=1 if gpus else 0,
-                    compute=ray.data.ActorPoolStrategy(min_size=1, max_size=max(1, math.floor(gpus or cpus))),
+                    num_gpus=int(own_gpu),
+                    compute=ray.data.ActorPoolStrategy(min_size=1, max_size=max(1, math.floor(most_workers))),
                     max_restarts=RESTARTS,
                 )
             try:
@@ -89,16 +91,6 @@ def write_model_files(files: Mapping[str, bytes], folder: Path) -> Path:
     for name, content in files.items():
         (folder / name).write_bytes(content)
     return folder
-
-
-def _gpus(device: str, resources: Mapping[str, float]) -> float:
-    """How many workers have one."""
-    there = resources.get("GPU", 0)
-    if device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"device {device!r} is not for a cluster, which hands out its GPUs; say cpu, cuda or auto")
-    if device == "cuda" and there < 1:
-        raise ValueError("device 'cuda' needs a GPU, and the Ray cluster has none; say cpu or auto")
-    return 0 if device == "cpu" else there
 
 
 def hash_model(model: Path) -> str:

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from demur.serving.app import Settings, create_app
 from demur.serving.guard import log_json_lines
-from demur.study.cluster import connect, quiet
+from demur.study.cluster import cluster_device, connect, quiet
 
 NAME = "demur"  # of the application, of which a cluster has one
 LONGEST = 60.0  # seconds that a request may take
@@ -84,11 +84,7 @@ def divide(settings: Settings, replicas: int) -> Settings:
 
 def with_room(device: str, replicas: int, resources: Mapping[str, Any]) -> str:
     """The device of every replica, where the cluster has enough of it."""
-    cpus, gpus = resources.get("CPU", 0), resources.get("GPU", 0)
+    cpus = resources.get("CPU", 0)
     if replicas > cpus:
         raise ValueError(f"replicas {replicas} need a CPU each, and the Ray cluster has {cpus:g}; give at most that")
-    if device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"device {device!r} is not for a cluster, which hands out its GPUs; say cpu, cuda or auto")
-    if device == "cuda" and replicas > gpus:
-        raise ValueError(f"replicas {replicas} need a GPU each, and the Ray cluster has {gpus:g}; say cpu or auto")
-    return "cuda" if device == "cuda" or (device == "auto" and replicas <= gpus) else "cpu"
+    return cluster_device(device, resources, workers=replicas)

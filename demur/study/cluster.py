@@ -82,18 +82,23 @@ def check_answers(address: str) -> None:
 
 def with_resources(place: Place, resources: Mapping[str, float]) -> Place:
     """The place as a node sees it, if the cluster has what it takes."""
-    device = place.device
-    if device == "auto":
-        device = "cuda" if resources.get("GPU", 0) >= 1 else "cpu"
-    if device not in ("cpu", "cuda"):
-        raise ValueError(f"device {device!r} is not for a cluster, which hands out its GPUs; say cpu, cuda or auto")
-    if device == "cuda" and resources.get("GPU", 0) < 1:
-        raise ValueError("device 'cuda' needs a GPU, and the Ray cluster has none; say cpu or auto")
+    device = cluster_device(place.device, resources)
     if resources.get("CPU", 0) < place.threads:
         raise ValueError(f"threads {place.threads} are more than the Ray cluster's {resources.get('CPU', 0):g} CPUs")
     cache = place.store.cache
     store = Store(place.store.root.absolute(), None if cache is None else cache.absolute())
     return replace(place, runs=place.runs.absolute(), store=store, device=device)
+
+
+def cluster_device(device: str, resources: Mapping[str, float], workers: int = 1) -> str:
+    """`cpu` or `cuda`, of which each worker gets one; `auto` is `cuda` where the cluster has enough of them."""
+    gpus = resources.get("GPU", 0)
+    if device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"device {device!r} is not for a cluster, which hands out its GPUs; say cpu, cuda or auto")
+    if device == "cuda" and gpus < workers:
+        needed, there = "a GPU" if workers == 1 else f"{workers} GPUs", f"{gpus:g}" if gpus else "none"
+        raise ValueError(f"device 'cuda' needs {needed}, and the Ray cluster has {there}; say cpu or auto")
+    return "cuda" if device != "cpu" and gpus >= workers else "cpu"
 
 
 class Tasks:

@@ -15,7 +15,7 @@ from demur.likelihoods import Likelihood
 from demur.methods import Method
 from demur.networks import Network
 from demur.outliers.values import sets_of
-from demur.tasks import Split, Store, Task, shorten
+from demur.tasks import Store, Task, shorten
 from demur.tasks import load as load_task
 from demur.training_data import Recipe
 
@@ -101,8 +101,7 @@ class OwnData:
         task = self.make()
         if not isinstance(task, Task):
             raise ValueError(f"task {self.name!r} is made by {self.make!r}, which returns no Task but {task!r:.60}")
-        train = Split(task.training.train.x[: self.limit], task.training.train.y[: self.limit])
-        return shorten(replace(task, training=replace(task.training, train=train)), self.limit)
+        return shorten(task, self.limit)
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import numpy as np
 from torch import Tensor
 
 from demur.bootstrap import AGAINST, counts, interval, resample_separation
-from demur.measures import STANDARD, Measures, ood_metrics
+from demur.measures import STANDARD, Measures, ood_metrics, value_name
 from demur.metrics import METRICS, Array, Counts, Prediction, Separation
 from demur.outliers.values import sets_of
-from demur.scores import SCORES, USUAL_SCORE, Score
+from demur.scores import SCORES, Score
 from demur.study.results import Result
 
 TEST = "test"  # what a value is of: this, an OOD set, or a mean
@@ -87,11 +87,6 @@ def resample_metric(metric: str, prediction: Prediction, y: Tensor, resamples: C
     return METRICS[metric](prediction, y), again(prediction, y, resamples)
 
 
-def metric_name(metric: str, score: str) -> str:
-    """The metric's name under a score that is not the usual one; confidence is the same under all."""
-    return metric if score == USUAL_SCORE or metric not in AGAINST else f"{score}_{metric}"
-
-
 def _inside(result: Result, measures: Measures) -> Iterator[tuple[Place, Value]]:
     test, y = result.test, result.y
     resamples = counts(TEST, len(test))
@@ -117,7 +112,7 @@ def _outside(result: Result, means: Mapping[str, Sequence[str]], measures: Measu
                 separation = Separation(-inlying, -outlying)
                 for metric in AGAINST:
                     again = resample_separation(metric, -inlying, -outlying, *resamples)
-                    with_resamples[name, metric_name(metric, score)] = getattr(separation, metric), again
+                    with_resamples[name, value_name(metric, score)] = getattr(separation, metric), again
     for place, both in with_resamples.items():
         yield place, with_interval(both)
     for mean, names in means.items():

@@ -4,9 +4,9 @@ import json
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 from demur.files import replacing
 from demur.outliers.values import current_name
@@ -100,28 +100,15 @@ def read_record(folder: Path) -> Record:
     return record_from(content, path)
 
 
-KINDS: Mapping[str, Any] = {
-    "cells": list,
-    "sets": list,
-    "fit": dict,
-    "seconds": dict,
-    "missing": list,
-    "notes": dict,
-    "trained_with": str | None,
-    "training_inputs": int,
-    "threads": int,
-    "device": str,
-    "classes": int | None,
-    "jobs": int | None,
-    "versions": dict,
-    "commit": str | None,
-    "source": str | None,
-    "data": dict,
-    "further": dict,
-    "digests": dict,
-    "scores": dict,
-}
-NEEDED = ("cells", "sets", "fit", "seconds", "missing", "notes", "trained_with", "training_inputs", "threads", "device")
+def json_types(of: type) -> dict[str, Any]:
+    """What each field of a dataclass is in JSON, by name; without those that may be anything."""
+    stored_as = {tuple: list, Mapping: dict}
+    return {name: stored_as.get(get_origin(hint), hint) for name, hint in get_type_hints(of).items() if hint is not Any}
+
+
+RECORD_TYPES = json_types(Record)
+CELL_TYPES = json_types(Cell) | {"further": str | None}
+NEEDED = tuple(f.name for f in fields(Record) if f.default is MISSING and f.default_factory is MISSING)
 
 
 def record_from(content: object, path: Path) -> Record:
@@ -131,7 +118,7 @@ def record_from(content: object, path: Path) -> Record:
     for name in NEEDED:
         if name not in content:
             raise DamagedCell(path, f"{name!r} is not in it")
-    for name, kind in KINDS.items():
+    for name, kind in RECORD_TYPES.items():
         if name in content and not isinstance(content[name], kind):
             raise DamagedCell(path, f"{name!r} is {str(content[name])[:40]!r}")
     further = content.get("further", {})
@@ -162,24 +149,12 @@ def record_from(content: object, path: Path) -> Record:
     return Record(**known | tuples | by_name | {"cells": cells})
 
 
-OF_A_CELL: Mapping[str, Any] = {
-    "task": str,
-    "method": str,
-    "seed": int,
-    "convention": str,
-    "outliers": str | None,
-    "epochs": int | None,
-    "limit": int | None,
-    "further": str | None,
-}
-
-
 def cell_from(stored: Any) -> Cell:
     """Of any study: what its names mean need not be known here."""
     if not isinstance(stored, dict):
         raise TypeError(f"a cell is {stored!r:.40}")
     for name, value in stored.items():
-        if name in OF_A_CELL and not isinstance(value, OF_A_CELL[name]):
+        if name in CELL_TYPES and not isinstance(value, CELL_TYPES[name]):
             raise ValueError(f"a cell's {name} is {value!r}")
     outliers = current_name(stored.get("outliers"))
     cell = Cell(**{**stored, "outliers": outliers, "further": split_further(stored.get("further"))})

@@ -9,12 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
-from demur.measures import STANDARD, Measures, ood_metrics
+from demur.measures import STANDARD, Measures, ood_metrics, value_name
 from demur.methods import Method
 from demur.metrics import Prediction
 from demur.outliers.values import sets_of
 from demur.posterior_file import load, read_about, save
 from demur.predictive import fit_scores, predict_scored
+from demur.scores import USUAL_SCORE
 from demur.study.grid import Setting
 from demur.study.measuring import measures_of
 from demur.study.results import Result
@@ -49,9 +50,8 @@ class Row:
         near = [values[metric] for name, values in self.ood.items() if name not in left_out]
         return sum(near) / len(near)
 
-    @property
-    def mean_fpr95(self) -> float:
-        return self.mean_over_ood("fpr95")
+    def mean_fpr95(self, score: str = USUAL_SCORE) -> float:
+        return self.mean_over_ood(value_name("fpr95", score))
 
     @property
     def collapsed(self) -> bool:

@@ -19,12 +19,12 @@ import pandas as pd
 import torch
 from threadpoolctl import threadpool_limits
 
-from demur.measures import Measures, measures_with
+from demur.measures import Measures, measures_with, score_named_in
 from demur.outliers.values import current_name
 from demur.scores import MEASURED
 from demur.study.grid import Cell
-from demur.study.measuring import TEST, Value, Values, metric_name
-from demur.study.records import KINDS, RECORD, DamagedCell, Record, join_further, leave_out, record_from
+from demur.study.measuring import TEST, Value, Values
+from demur.study.records import RECORD, RECORD_TYPES, DamagedCell, Record, join_further, leave_out, record_from
 from demur.study.results import Result, find_cells, read_result
 from demur.tasks.images import STAND_INS
 
@@ -57,9 +57,9 @@ class Measured:
 
     def scores(self, where: str | None = None) -> list[str]:
         """Those that it has FPR95 of, on that set or on any: those of every cell first, then others by name."""
-        metrics = {metric for name, metric in self.values if where in (None, name)}
-        others = sorted(metric.removesuffix("_fpr95") for metric in metrics if metric.endswith("_fpr95"))
-        return [name for name in dict.fromkeys((*MEASURED, *others)) if metric_name("fpr95", name) in metrics]
+        stored = {metric for name, metric in self.values if where in (None, name)}
+        scores = {score for name in stored if (score := score_named_in(name, "fpr95"))}
+        return [*(name for name in MEASURED if name in scores), *sorted(scores - MEASURED.keys())]
 
     @property
     def collapsed(self) -> bool:
@@ -170,7 +170,7 @@ def _parse_cell(path: Path, number: Any, line: Mapping[str, str]) -> Measured:
         cell: dict[str, Any] = {name: line[name] or None for name in (*CELL, "further")}
         cell |= {name: int(text) for name in ("seed", "epochs", "limit") if (text := line[name])}
         known: dict[str, Any] = {
-            name: line[name] or None if KINDS.get(name) in (str, str | None) else json.loads(line[name])
+            name: line[name] or None if RECORD_TYPES.get(name) in (str, str | None) else json.loads(line[name])
             for name in (field.name for field in fields(Record))
             if name in line and name != "further" and (line[name] or name == "trained_with")
         }

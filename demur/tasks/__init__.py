@@ -12,9 +12,9 @@ from demur.data.store import Store as Store
 from demur.names import choose
 from demur.streams import generator_for
 from demur.tasks.base import Task as Task
-from demur.tasks.base import TestData
+from demur.tasks.base import TestData, check_limit
 from demur.tasks.embedded import blobs, digits
-from demur.tasks.images import check_limit, cifar10, cifar100, fashion_mnist, mnist, natural_outliers, svhn
+from demur.tasks.images import cifar10, cifar100, fashion_mnist, mnist, natural_outliers, svhn
 from demur.tasks.text import OUTLIERS, sst, trec
 from demur.training_data import Recipe as Recipe
 from demur.training_data import Split as Split
@@ -57,9 +57,7 @@ def load(
     if name in EMBEDDED:
         if outliers is not None:
             raise ValueError(f"task {name!r} brings its own outliers, not {outliers!r}; leave outliers out")
-        task = EMBEDDED[name]()
-        train = Split(task.training.train.x[:limit], task.training.train.y[:limit])
-        return shorten(replace(task, training=replace(task.training, train=train)), limit)
+        return shorten(EMBEDDED[name](), limit)
     if store is None:
         raise ValueError(f"task {name!r} is made from data sets; give the folder that holds them: store=Store(folder)")
     if name in TEXTS:
@@ -78,7 +76,7 @@ def default_outliers(name: str, store: Store) -> str | None:
 
 
 def shorten(task: Task, limit: int | None) -> Task:
-    """At most a sixth of `limit` of everything that is not trained on, always the same ones."""
+    """At most `limit` training inputs, and a sixth as many of every other set, always the same ones."""
     if limit is None:
         return task
 
@@ -94,7 +92,9 @@ def shorten(task: Task, limit: int | None) -> Task:
     return replace(
         task,
         training=replace(
-            training, validation=None if training.validation is None else shorten_split(training.validation)
+            training,
+            train=Split(training.train.x[:limit], training.train.y[:limit]),
+            validation=None if training.validation is None else shorten_split(training.validation),
         ),
         testing=TestData(shorten_split(testing.test), {name: x[rows(x)] for name, x in testing.ood.items()}),
     )

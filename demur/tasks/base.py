@@ -6,7 +6,25 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from demur.streams import generator_for
 from demur.training_data import Split, TrainingData, check_finite, check_labels, check_shape, check_split
+
+
+def check_limit(limit: int | None) -> None:
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit {limit} leaves nothing to train on; give at least 1, or None for all")
+
+
+def check_labelled(name: str, split: str, y: Tensor | None) -> Tensor:
+    """The labels of a data set's split, which must have some."""
+    if y is None:
+        raise ValueError(f"{name}'s split {split} has no labels; get or add {name} again, with a column `label`")
+    return y
+
+
+def shuffled_order(count: int) -> Tensor:
+    """0 to count - 1 in an order that is always the same."""
+    return torch.randperm(count, generator=generator_for("order"))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from demur.outliers.synthetic import SYNTHETIC
 from demur.outliers.values import build, parse, sets_of
 from demur.streams import generator_for
 from demur.tasks.augment import Jitter, random_crops
-from demur.tasks.base import Task, TestData
+from demur.tasks.base import Task, TestData, check_labelled, check_limit, shuffled_order
 from demur.tasks.filters import grey
 from demur.training_data import Augment, Fixed, OutlierSource, Split, TrainingData
 
@@ -114,16 +114,9 @@ cifar10 = partial(image_task, "cifar10")
 cifar100 = partial(image_task, "cifar100")
 
 
-def check_limit(limit: int | None) -> None:
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit {limit} leaves nothing to train on; give at least 1, or None for all")
-
-
 def load_split(store: Store, name: str, split: str) -> Split:
     x, y = store.images(name, split)
-    if y is None:
-        raise ValueError(f"{name}'s split {split} has no labels; get or add {name} again, with a column `label`")
-    return Split(x, y)
+    return Split(x, check_labelled(name, split, y))
 
 
 def split_images(train: Split, test: Split, validation: str, limit: int | None) -> tuple[Split, Split, Split]:
@@ -147,11 +140,6 @@ def split_images(train: Split, test: Split, validation: str, limit: int | None) 
 
 def take_rows(split: Split, rows: Tensor) -> Split:
     return Split(split.x[rows], split.y[rows])
-
-
-def shuffled_order(count: int) -> Tensor:
-    """0 to count - 1 in an order that is always the same."""
-    return torch.randperm(count, generator=generator_for("order"))
 
 
 def draw_ood(x: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from demur.names import choose
 from demur.outliers.noise import Mixed
 from demur.outliers.values import leaves, parse
 from demur.streams import generator_for
-from demur.tasks.base import Task, TestData
+from demur.tasks.base import Task, TestData, check_labelled, check_limit, shuffled_order
 from demur.training_data import Fixed, OutlierSource, Split, TrainingData
 
 PADDING, UNKNOWN = 0, 1
@@ -129,7 +129,7 @@ def text_task(
         texts = train_texts if part == SHUFFLED else store.texts(part, "train")[0]
         words = [word for text in texts for word in tokens_out(text)]
         if part == SHUFFLED:
-            words = [words[i] for i in shuffled_order(len(words))]
+            words = [words[i] for i in shuffled_order(len(words)).tolist()]
         return Fixed(vocabulary.encode(cut_pieces(words, lengths, generator_for("pieces"))))
 
     def split(texts: list[str], y: Tensor) -> Split:
@@ -169,17 +169,14 @@ def cut_pieces(words: Sequence[str], lengths: Tensor, generator: torch.Generator
 
 def load_split(store: Store, name: str, split: str) -> Labelled:
     texts, y = store.texts(name, split)
-    if y is None:
-        raise ValueError(f"{name}'s split {split} has no labels; get or add {name} again, with a column `label`")
-    return texts, y
+    return texts, check_labelled(name, split, y)
 
 
 def training_and_validation(store: Store, name: str, limit: int | None = None) -> tuple[Labelled, Labelled]:
     """Shuffled training sentences, and validation sentences: the set's own, or a tenth of the training set held out."""
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit {limit} leaves nothing to train on; give at least 1, or None for all")
+    check_limit(limit)
     texts, y = load_split(store, name, "train")
-    order = shuffled_order(len(texts))
+    order = shuffled_order(len(texts)).tolist()
     if store.has(name, "validation"):
         validation = load_split(store, name, "validation")
     else:
@@ -194,10 +191,5 @@ def ood_texts(store: Store) -> dict[str, list[str]]:
     for name in OOD:
         if store.has(name, "test"):
             texts, _ = store.texts(name, "test")
-            sets[name] = [texts[i] for i in shuffled_order(len(texts))[:OOD_COUNT]]
+            sets[name] = [texts[i] for i in shuffled_order(len(texts))[:OOD_COUNT].tolist()]
     return sets
-
-
-def shuffled_order(count: int) -> list[int]:
-    """0 to count - 1 in an order that is always the same."""
-    return torch.randperm(count, generator=generator_for("order")).tolist()

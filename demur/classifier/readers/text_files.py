@@ -34,6 +34,7 @@ from demur.classifier.readers.base import (
 )
 from demur.classifier.readers.tables import as_cells, is_mixed, wrong_cells
 from demur.data.formats import reading
+from demur.errors import first_line
 
 STDIN = Path("-")
 BLOCK, LONGEST = 2**20, 2**30  # bytes of a csv that are read at a time, and of its longest row
@@ -213,7 +214,7 @@ def reopener(stream: io.BufferedReader) -> Callable[[], pa.NativeFile]:
 
 
 def refusal(error: pa.ArrowInvalid, path: Path, header: Sequence[str]) -> ValueError:
-    reason = str(error).splitlines()[0].rstrip(".")
+    reason = first_line(error)
     place = re.search(r"CSV column #(\d+): (?:Row #(\d+): )?.*invalid value '(.*)'", reason)
     if place is None:
         return ValueError(f"{path} cannot be read as csv ({reason}); is it whole, and what its name says?")
