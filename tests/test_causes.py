@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from demur.paper.agreement import LIMIT, compare_printed
+from demur.paper.analysis import Analysis
 from demur.paper.causes import CAUSES, OPEN, Disagreement, disagreements
 from demur.paper.published import TITLES, printed_values
 from demur.paper.statistics import Known, Spread
@@ -40,8 +41,8 @@ def cell(method: str, task: str = "mnist", seed: int = 0) -> Cell:
 
 def test_a_value_as_it_is_printed_disagrees_with_nothing():
     assert list(disagreements([as_printed(cell("la+nc")), as_printed(cell("vb", "cifar10"))])) == []
-    assert by_cause([as_printed(cell("la+nc"))]) is None
-    assert line_by_line([as_printed(cell("la+nc"))]) is None
+    assert by_cause(Analysis([as_printed(cell("la+nc"))])) is None
+    assert line_by_line(Analysis([as_printed(cell("la+nc"))])) is None
 
 
 def causes_of(*runs: Measured) -> dict[tuple[str, str], str]:
@@ -79,7 +80,7 @@ def test_all_that_disagrees_is_counted_once_and_listed():
     differ = [as_printed(cell(method), fpr95_kmnist=0.05, mmc_uniform=0.3) for method in ("map", "la+nc", "vb+sl")]
     lines = compare_printed(differ)
     apart = lines[lines["published"].notna() & ((lines["published"] - lines["printed"]).abs().round(3) > LIMIT)]
-    section, sheet = by_cause(differ), line_by_line(differ)
+    section, sheet = by_cause(Analysis(differ)), line_by_line(Analysis(differ))
     assert section is not None
     assert sheet is not None
     counts = section.blocks[1]

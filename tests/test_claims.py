@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from demur.paper.analysis import Analysis
 from demur.paper.claims import CLAIMS, Claim
 from demur.paper.grid import CONVENTIONS, STUDIES, Cell, select
 from demur.paper.published import LEFT_OUT, SHIFT_SETS, mean_but, outliers_of
@@ -200,7 +201,7 @@ def test_a_collapsed_classifier_is_never_better():
     gone = Cell("sst", "la+ml")
     cells = [replace(one, values=figures) if replace(one.cell, seed=0) == gone else one for one in cells]
     assert examine(claim, own_view(cells, "corrected")).text == "holds in part (9 of 10 tests)"
-    assert "no: `la+ml` 70.0‡" in claims_document(cells)
+    assert "no: `la+ml` 70.0‡" in claims_document(Analysis(cells))
 
 
 def test_a_collapsed_classifier_does_not_tell_what_soft_labels_cost():
@@ -276,7 +277,7 @@ def test_the_document_is_made_from_the_tables_alone(tmp_path: Path):
     text = (tmp_path / "claims.md").read_text("utf-8")
     assert (tmp_path / "results.csv").read_text("utf-8") == results_csv(cells)
     assert (tmp_path / "cells.csv").read_text("utf-8") == cells_csv(cells)
-    assert claims_document(read_tables(tmp_path)) == text == claims_document(cells)
+    assert claims_document(Analysis(read_tables(tmp_path))) == text == claims_document(Analysis(cells))
     lines = text.splitlines()
     some = "holds (3 of 3 tests, 12 more wait)"
     assert f"| 2. Plain Bayesian networks lose to OE | {some} | {some} | holds (15 of 15 tests) |" in lines
@@ -291,7 +292,7 @@ def test_the_document_is_made_from_the_tables_alone(tmp_path: Path):
 
 def test_without_any_of_its_cells_there_is_no_document():
     digits = made(STUDIES["digits"])
-    assert claims_document(digits) is None
+    assert claims_document(Analysis(digits)) is None
 
 
 def test_one_more_network_of_one_method_changes_nothing_for_the_others():

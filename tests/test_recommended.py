@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from demur.measures import value_name
+from demur.paper.analysis import Analysis
 from demur.paper.choice import Candidate
 from demur.paper.further import LETTER_COUNT, PRINTED, VALIDATION
 from demur.paper.grid import CANDIDATES, STUDIES, Cell
@@ -41,7 +42,7 @@ ALL = tuple(Candidate(*made, score) for made in CANDIDATES for score in scores_o
 
 def better(cells: list[Measured]) -> str:
     """The section, and the table of candidates."""
-    section, sheet = sections.recommendation(cells), sections.candidates(cells)
+    section, sheet = sections.recommendation(Analysis(cells)), sections.candidates(Analysis(cells))
     blocks = [*(section.blocks if section else ()), *[sheet] * (sheet is not None)]
     return "\n".join(markdown(block) if isinstance(block, Sheet) else as_markdown(block) for block in blocks)
 
@@ -242,7 +243,7 @@ def test_the_section_says_what_is_missing_and_shows_all_candidates():
     whole = better(cells)
     assert "**`la+nc` with the score `none`, trained with tiny_imagenet32+patches.**" in whole
     assert "| cifar10 | 90.0 ±3.0 | −1.0 | 20.0 ±8.4 | `de+nc` 17.0: **level** | `la+nc` 12.0: **level** |" in whole
-    assert missing_candidates(cells) == []
+    assert missing_candidates(Analysis(cells)) == []
     tested = [line for line in whole.splitlines() if line.startswith("| `")]
     assert len(tested) == len(ALL)
     assert tested[0].startswith("| `la+nc` | tiny_imagenet32+patches | `none` | **chosen** |")
@@ -255,7 +256,7 @@ def test_the_section_says_what_is_missing_and_shows_all_candidates():
     assert len(waiting) == len(SCORES)
     assert all(line.startswith("| `la+nc` | tiny_imagenet32+patches | ") for line in waiting)
     command = "demur study recommended --task cifar10 --convention corrected"
-    assert missing_candidates(some) == [f"{command} --outliers tiny_imagenet32+patches --method la+nc"]
+    assert missing_candidates(Analysis(some)) == [f"{command} --outliers tiny_imagenet32+patches --method la+nc"]
 
 
 def test_candidates_are_compared_by_the_seeds_and_sets_that_all_have():

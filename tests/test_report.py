@@ -21,6 +21,7 @@ from torch import Tensor
 from demur.bootstrap import AGAINST, counts, interval, resample_separation
 from demur.metrics import METRICS, Prediction, Separation, accuracy, ece, ece_published, mmc
 from demur.paper.agreement import agreement, compare_printed, coverage
+from demur.paper.analysis import Analysis
 from demur.paper.further import PRINTED, VALIDATION, shift_set_name
 from demur.paper.grid import STUDIES, Cell
 from demur.paper.measuring import BOUNDED, sets_to_average, values_of
@@ -760,7 +761,7 @@ def test_the_heat_map_is_filtered(report: Path, cells: list[Measured], tmp_path:
     page = tmp_path / "index.html"
     page.write_text((report / "index.html").read_text("utf-8").replace("</body>", FILTER + "</body>"), "utf-8")
     everything, by_method, by_both = said_by(page, tmp_path)
-    maps = heat_maps(cells)
+    maps = heat_maps(Analysis(cells))
     assert {*everything.split()} == {f"{heat.task}:{len(heat.rows)}" for heat in maps}
     rows = {heat.task: sum("nc" in method for method, *_ in heat.rows) for heat in maps}
     assert {*by_method.split()} == {f"{task}:{count}" for task, count in rows.items()}
@@ -769,7 +770,7 @@ def test_the_heat_map_is_filtered(report: Path, cells: list[Measured], tmp_path:
 
 
 def test_the_heat_map_has_the_means_over_seeds(cells: list[Measured]):
-    for heat in heat_maps(cells):
+    for heat in heat_maps(Analysis(cells)):
         for method, score, values in heat.rows:
             here = [
                 run
@@ -786,8 +787,8 @@ def test_the_heat_map_has_the_means_over_seeds(cells: list[Measured]):
 
 
 def test_every_claim_is_a_card_with_the_verdicts_of_the_table(cells: list[Measured]):
-    table = verdicts.summary(cells)
-    for card, (title, *texts) in zip(claim_cards(cells), table.rows, strict=True):
+    table = verdicts.summary(Analysis(cells))
+    for card, (title, *texts) in zip(claim_cards(Analysis(cells)), table.rows, strict=True):
         said = {whose: f"{word} ({tests})" if tests else word for whose, word, tests in card.verdicts}
         marked = {whose: text.removesuffix("†") for whose, text in zip(table.head[1:], texts, strict=True)}
         assert card.title == title

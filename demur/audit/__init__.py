@@ -17,7 +17,7 @@ from demur.audit.typography import leak_table, leaks, raw_features, token_featur
 from demur.data.store import Store
 from demur.names import choose
 from demur.outliers.sharpness import LEAK, Sharpness, sharpness, sharpness_table
-from demur.outliers.values import MATCHED, mix, natural, parse, sets_of, spectrum_matched
+from demur.outliers.values import SpectrumMatched, leaves, mix, natural, parse, sets_of, spectrum_matched
 from demur.tasks.base import Task
 from demur.tasks.text import TOKENIZERS, Vocabulary, load_split, ood_texts, training_and_validation
 
@@ -44,8 +44,9 @@ class Audit:
             )
         if any(row.set == "outliers" and row.auroc > LEAK for row in self.sharpness):
             line = "sharpness alone tells the training outliers from the inliers, and a network may learn little else"
-            if self.overlaps and MATCHED not in self.outliers:
-                mixed = str(mix(parse(self.outliers), spectrum_matched(natural(self.overlaps[0].outliers))))
+            shown = parse(self.outliers)
+            if self.overlaps and not any(isinstance(leaf, SpectrumMatched) for leaf in leaves(shown)):
+                mixed = mix(shown, spectrum_matched(natural(self.overlaps[0].outliers)))
                 line += f"; see whether it does better if some are as sharp as the inliers: --outliers {mixed}"
             lines.append(line)
         return lines

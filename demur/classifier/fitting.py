@@ -21,7 +21,7 @@ from demur.metrics import Prediction
 from demur.networks import Network
 from demur.outliers.sharpness import LEAK, auroc_by_sharpness
 from demur.outliers.synthetic import BY_DEFAULT
-from demur.outliers.values import Given, SpectrumMatched, Synthetic, build, given, leaves, mix, parse
+from demur.outliers.values import Given, Leaf, SpectrumMatched, Synthetic, build, given, leaves, mix, parse
 from demur.posterior import Posterior
 from demur.scores import Score
 from demur.streams import generator_for
@@ -30,15 +30,16 @@ from demur.training_data import Augment, Fixed, OutlierSource, Recipe, Split, Tr
 if TYPE_CHECKING:
     from demur.classifier.estimator import Classifier
 
+NO_OUTLIERS = "none"
 MIDDLE = 64  # pixels of an image by which sharpness is told
 FEWEST_ENCODED = 2_000  # outliers that are worth encoding, however few inliers there are
 
 
 @dataclass(frozen=True)
 class ShownOutliers:
-    """What a fit trains with as outliers, and its name for the report."""
+    """What a fit trains with as outliers, and how the report calls them: see `outliers_in`."""
 
-    name: str = "none"
+    name: str = NO_OUTLIERS
     source: OutlierSource | None = None
     given: Tensor | None = None  # of the caller's, those that are trained with
     unseen: Tensor | None = None  # held out, to measure abstention on
@@ -120,6 +121,12 @@ def gather_outliers(
         warn_if_sharpness_tells(inliers, trained)
     source = build(shown, kind, inliers, given=trained, groups=groups)
     return ShownOutliers(f"{len(x)} {shown}", source, trained, held_out_outliers)
+
+
+def outliers_in(report: Mapping[str, Any]) -> tuple[int, list[Leaf]]:
+    """How many outliers were given to the fit of this report, and what was shown: none where nothing was."""
+    count, _, name = str(report.get("outliers", NO_OUTLIERS)).rpartition(" ")
+    return int(count or 0), [] if name == NO_OUTLIERS else list(leaves(parse(name)))
 
 
 def encode_data(

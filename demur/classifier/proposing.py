@@ -19,8 +19,7 @@ from demur.audit.outliers import OutlierAudit, audit_outliers
 from demur.classifier.kinds import MixedTables
 from demur.classifier.readers.base import Inputs, X
 from demur.classifier.readers.images import read_images
-from demur.classifier.readers.opening import open_inputs
-from demur.classifier.readers.outliers import STORED
+from demur.classifier.readers.outliers import STORED, check_is_no_path, check_stored, open_like
 from demur.data.catalogue import CATALOGUE
 from demur.data.formats import IMAGES, find_files, to_png
 from demur.data.store import Store
@@ -172,8 +171,7 @@ def gather(
         raise ValueError(f"source {source!r} is several; name each with a --from of its own")
     if isinstance(leaf, Synthetic):
         return _synthetic(problem, leaf, count, generator)
-    if "/" in source or Path(source).suffix:
-        raise ValueError(f"{source} does not exist; give outliers' path, a data set or the name of synthetic ones")
+    check_is_no_path(source)
     of = leaf.of if isinstance(leaf, SpectrumMatched) else leaf
     if not isinstance(of, Natural):
         raise ValueError(f"source {source!r} says not which images are to be filtered; give NAME_{source}")
@@ -200,11 +198,7 @@ def _from_path(problem: Problem, path: Path, count: int, generator: torch.Genera
         rows = [free[row] for row in _some(len(free), count, generator)]
         chosen, named = [files[row] for row in rows], [classes[row] for row in rows]
         return Pool(str(path), read_images(chosen, shape), named, len(files), chosen, shared, len(files) - len(free))
-    size, channels = (shape[1:], shape[0]) if shape else (None, None)
-    given = open_inputs(path, columns=problem.inputs.columns, size=size, channels=channels, mixed=problem.inputs.mixed)
-    if given.kind != problem.kind:
-        raise ValueError(f"{path} holds {given.kind}, the inliers are {problem.kind}; give outliers of that kind")
-    x = given.gather().x
+    x = open_like(path, problem.inputs).gather().x
     if isinstance(x, list):
         return _texts(problem, str(path), x, count, generator)
     rows = _some(len(x), count, generator)
@@ -223,10 +217,7 @@ def _from_store(
     unwanted: Collection[str],
 ) -> Pool:
     name = of.name
-    if problem.kind == "tables" or not store.has(name, "train"):
-        known = [held for held, data in CATALOGUE.items() if data.kind == STORED.get(problem.kind)]
-        what = f"path, synthetic outliers or data set of {problem.kind}"
-        choose(dict.fromkeys([*SYNTHETIC[problem.kind], *known]), name, what)
+    check_stored(name, problem.kind, store)
     if problem.kind == "texts":
         return _texts(problem, name, store.texts(name, "train")[0], count, generator)
     images, labels = store.images(name, "train")

@@ -98,7 +98,9 @@ def beside_junk(before: "Classifier", synthetic: str | None) -> str:
 
 def tell_of_outliers(before: "Classifier", path: Path) -> None:
     """A model file has none of the outliers that it was fitted with."""
-    shown = str(before.report_.get("outliers", ""))
-    if shown[:1].isdigit():
-        told = f"{path} was fitted with outliers ({shown}), which it does not keep; give them again with --outliers"
-        print(f"demur: note: {told}", file=sys.stderr)
+    from demur.classifier.fitting import outliers_in
+
+    count, _ = outliers_in(before.report_)
+    if count:
+        shown = f"{path} was fitted with outliers ({before.report_['outliers']}), which it does not keep"
+        print(f"demur: note: {shown}; give them again with --outliers", file=sys.stderr)

@@ -37,14 +37,14 @@ def describe_fit(classifier: "Classifier", given: "Inputs", count: int, outliers
 
 def _shown(report: Mapping[str, Any], what: str, outliers: str | None) -> str:
     """What the model was shown as belonging to none of its classes, in one line."""
-    from demur.outliers.values import AND, MATCHED, Given
+    from demur.classifier.fitting import outliers_in
+    from demur.outliers.values import Given, SpectrumMatched
 
-    count, _, names = report["outliers"].rpartition(" ")
-    if names == "none":
+    count, kinds = outliers_in(report)
+    if not kinds:
         return f"none; {report['method']} does not train with any"
-    own = str(Given())
-    kinds = [name for name in names.split(AND) if name not in (own, MATCHED)]
+    synthetic = [str(kind) for kind in kinds if not isinstance(kind, Given | SpectrumMatched)]
     sorts = [f"{what} of {outliers}"] if count else []
-    sorts += ["the same as sharp as yours"] if MATCHED in names.split(AND) else []
-    sorts += [f"{', '.join(kinds)}, made from yours anew in every epoch"] if kinds else []
+    sorts += ["the same as sharp as yours"] if any(isinstance(kind, SpectrumMatched) for kind in kinds) else []
+    sorts += [f"{', '.join(synthetic)}, made from yours anew in every epoch"] if synthetic else []
     return f"{report['outliers_shown']:,}: {'; '.join(sorts)}"

@@ -19,6 +19,7 @@ from demur.outliers.synthetic import SYNTHETIC, FromInliers, Groups, InGroups
 from demur.training_data import Fixed, OutlierSource
 
 AND = "+"
+GIVEN = "given"
 MATCHED = "spectrum_matched"
 
 
@@ -27,7 +28,7 @@ class Given:
     """What the caller has."""
 
     def __str__(self) -> str:
-        return "given"
+        return GIVEN
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,8 @@ def parse(name: str) -> Shown:
 
 
 def _leaf(name: str) -> Leaf:
+    if name == GIVEN:
+        return Given()
     if current(name) == MATCHED:
         return SpectrumMatched(Given())
     if ":" in name or any(name in makes for makes in SYNTHETIC.values()):

@@ -1,21 +1,19 @@
 """What disagrees with the paper in the published convention, counted by cause, and all of it line by line."""
 
-from collections.abc import Sequence
-
 from demur.paper.agreement import LIMIT
-from demur.paper.causes import CAUSES, OPEN, Cause, Disagreement, disagreements
+from demur.paper.analysis import Analysis
+from demur.paper.causes import CAUSES, OPEN, Cause, Disagreement
 from demur.report.compare import METRIC_TITLES
-from demur.report.sheet import Code, Section, Sheet, Strong, Text
+from demur.report.sheet import Code, Link, Section, Sheet, Strong, Text
 from demur.study.measuring import with_sign
-from demur.study.table import Measured
 
 POINTS = f"{100 * LIMIT:.0f} points"
 TITLE = f"All that differs by more than {POINTS}, published convention"
 
 
-def by_cause(cells: Sequence[Measured]) -> Section | None:
+def by_cause(analysis: Analysis) -> Section | None:
     """How many disagreements each cause may explain, and what is known of it; None where there are none."""
-    differing = list(disagreements(cells))
+    differing = analysis.disagreements
     if not differing:
         return None
     tasks = list(dict.fromkeys(one.printed.task for one, _ in differing))
@@ -33,13 +31,15 @@ def by_cause(cells: Sequence[Measured]) -> Section | None:
         f"A table lists every one of them: {TITLE}."
     )
     notes = [(Strong((cause.title, ".")), f" {cause.known}") for cause in applying]
-    return Section("Causes of disagreement", [intro, Sheet(["cause", *tasks, "all"], rows, notes=notes)])
+    experiments = ("The experiments: ", Link("where and why values differ", "../docs/reproduction/causes.md"), ".")
+    sheet = Sheet(["cause", *tasks, "all"], rows, notes=notes)
+    return Section("Causes of disagreement", [intro, sheet], file_note=experiments)
 
 
-def line_by_line(cells: Sequence[Measured]) -> Sheet | None:
+def line_by_line(analysis: Analysis) -> Sheet | None:
     """A line for the methods that go together, on a set, by cause; None where nothing disagrees."""
     groups: dict[tuple[str, str, str, str], dict[str, list[Disagreement]]] = {}
-    for one, cause in disagreements(cells):
+    for one, cause in analysis.disagreements:
         entry = one.printed
         place = entry.task, one.group, entry.set.replace("_", " "), cause.title
         groups.setdefault(place, {}).setdefault(METRIC_TITLES[entry.metric], []).append(one)

@@ -116,7 +116,8 @@ def _candidates(ranked: Sequence[Ranked], task: str, kind: Kind) -> Sheet:
         head,
         rows,
         names=3,
-        title=f"Candidates on the validation suite, {task}; {kind.title}",
+        title=f"Candidates on the validation suite, {task}",
+        networks=kind.networks,
         notes=[
             "Ranks by kind of validation outliers, 1 is the best, of FPR95 (inliers as positive, lower is better), the "
             f"mean over sets and seeds{first_look}",

@@ -41,10 +41,14 @@ class Kind(NamedTuple):
     limit: int | None
 
     @property
-    def title(self) -> str:
+    def networks(self) -> str:
         epochs = "" if self.epochs is None else f", {self.epochs} epoch{'s' * (self.epochs != 1)}"
         limit = "" if self.limit is None else f", at most {self.limit:,} training inputs"
-        return f"trained in the {self.convention} convention{epochs}{limit}"
+        return f"{self.convention} convention{epochs}{limit}"
+
+    @property
+    def title(self) -> str:
+        return f"trained in the {self.networks}"
 
     @property
     def order(self) -> tuple[str, float, float]:
@@ -220,7 +224,7 @@ def _fill(table: Wanted, kind: Kind, cells: Sequence[Measured], view: View) -> S
     ]
     name = file_name(table.name, kind.slug)
     head = ["method", *_headings(columns)]
-    return Sheet(head, rows, 1, f"{table.title}; {kind.title}", tuple(notes), name, ruled)
+    return Sheet(head, rows, 1, table.title, tuple(notes), name, ruled, networks=kind.networks)
 
 
 def _seeds_of_scores(known: Mapping[Row, Known]) -> Iterator[Text]:

@@ -9,8 +9,7 @@ from demur.classifier.comparison import Place, as_csv
 from demur.classifier.decision import UNKNOWN, UNSURE
 from demur.classifier.evaluation import INLIERS, Evaluation
 from demur.report.evaluation import CLASSES, DECIDED, draw_risk, explain, per_cent_or_dash, titled_sheet
-from demur.report.figures import Drawing
-from demur.report.page import save_drawings
+from demur.report.figures import Drawing, save_drawings
 from demur.report.sheet import Sheet, render, terminal
 from demur.study.measuring import per_cent
 

@@ -22,9 +22,9 @@ from demur.report.figures import (
     frame_of_roc,
     one_column_wide,
     panels,
+    save_drawings,
 )
 from demur.report.gallery import Card, cards
-from demur.report.page import save_drawings
 from demur.report.sheet import Sheet, Strong, Text, render, terminal
 from demur.study.measuring import per_cent
 

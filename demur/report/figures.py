@@ -1,6 +1,7 @@
 """How figures are drawn, without a display, to be read at the width of one column of a paper."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import base64
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,6 +66,23 @@ def save_figure(figure: Figure, stem: Path) -> None:
     with rc_context({"svg.hashsalt": "demur"}):
         figure.savefig(stem.with_name(f"{stem.name}.svg"), metadata={"Date": None})
     figure.savefig(stem.with_name(f"{stem.name}.png"), dpi=300)
+
+
+class Image(NamedTuple):
+    """A drawing as a page holds it."""
+
+    name: str
+    caption: str
+    svg: str  # base64
+
+
+def save_drawings(drawings: Iterable[Drawing], folder: Path) -> list[Image]:
+    images = []
+    for name, caption, figure in drawings:
+        save_figure(figure, folder / name)
+        svg = base64.b64encode((folder / f"{name}.svg").read_bytes()).decode()
+        images.append(Image(name, caption, svg))
+    return images
 
 
 # one panel ----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """What a report's page begins with: measured against printed, FPR95 by method and OOD set, claims as cards."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import pandas as pd
@@ -10,15 +10,15 @@ from matplotlib.lines import Line2D
 
 from demur.measures import value_name
 from demur.methods import method_rank
-from demur.paper.agreement import LIMIT, compare_printed
+from demur.paper.agreement import LIMIT
+from demur.paper.analysis import CORRECTED, Analysis
 from demur.paper.published import DEFAULT_OUTLIERS, MEAN, outliers_of
 from demur.paper.statistics import Known
-from demur.paper.views import own_view
 from demur.report.figures import Drawing, one_column_wide, panels
-from demur.report.verdicts import COLUMNS, verdicts
+from demur.report.sheet import Section
+from demur.report.verdicts import COLUMNS, summary
 from demur.study.measuring import per_cent
 from demur.study.run import FAR_AWAY
-from demur.study.table import Measured
 
 # by a metric's name: a title, and a colour and a mark that differ from the others' to all kinds of sight
 MARKS = {
@@ -31,9 +31,9 @@ MARKS = {
 }
 
 
-def agreement_drawing(cells: Sequence[Measured]) -> Iterator[Drawing]:
+def agreement_drawing(analysis: Analysis) -> Iterator[Drawing]:
     """A point a printed value that was measured in the published convention; nothing where none was."""
-    lines = compare_printed(cells)
+    lines = analysis.printed
     lines = lines[lines["published"].notna() & lines["metric"].isin(list(MARKS))]
     if len(lines):
         caption = (
@@ -70,10 +70,9 @@ class Heat(NamedTuple):
     rows: list[tuple[str, str, list[tuple[float, str, str] | None]]]
 
 
-def heat_maps(cells: Sequence[Measured]) -> list[Heat]:
+def heat_maps(analysis: Analysis) -> list[Heat]:
     """Corrected convention, whole length, the task's own outliers."""
-    view = own_view(cells, "corrected")
-    maps = []
+    cells, view, maps = analysis.cells, analysis.views[CORRECTED], []
     for task in dict.fromkeys(run.cell.task for run in cells):
         outliers = DEFAULT_OUTLIERS.get(task, "default")
         here = [run for run in cells if run.cell.task == task and outliers_of(run.cell) == outliers]
@@ -101,11 +100,22 @@ class ClaimCard(NamedTuple):
     verdicts: list[tuple[str, str, str]]  # whose, in a word, and by how many tests
 
 
-def claim_cards(cells: Sequence[Measured]) -> list[ClaimCard]:
+def claims_section(analysis: Analysis) -> Section | None:
+    """None where no claim can be tested."""
+    sheet = summary(analysis)
+    intro = (
+        "Each claim is put to tests: with our networks of either convention, and with the paper's own printed values. "
+        "A test compares two methods. It is unclear where the 95 % interval of their difference decides nothing, and "
+        "waits where a cell is missing. † where the spread over training seeds is in part assumed, for want of seeds."
+    )
+    return sheet and Section("The paper's claims", [intro, sheet], cards=claim_cards(analysis))
+
+
+def claim_cards(analysis: Analysis) -> list[ClaimCard]:
     return [
         ClaimCard(
-            f"{number}. {title}",
+            f"{number}. {claim.title}",
             [(whose, one.word, one.tests + one.dagger) for whose, one in zip(COLUMNS, columns, strict=False)],
         )
-        for number, (title, columns) in enumerate(verdicts(cells), 1)
+        for number, (claim, columns) in enumerate(analysis.verdicts, 1)
     ]

@@ -1,13 +1,11 @@
 """The report as files: tidy values, tables, drawings, RESULTS.md, and one page that shows all and needs no network."""
 
-import base64
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from demur.files import replacing
+from demur.paper.analysis import Analysis
 from demur.paper.grid import commands
 from demur.paper.published import outliers_of
 from demur.report.causes import by_cause, line_by_line
@@ -15,21 +13,13 @@ from demur.report.choice import choice_section, choice_tables
 from demur.report.compare import Kind, kind_of, tables
 from demur.report.drawings import from_predictions, from_values
 from demur.report.field import field_section, field_table
-from demur.report.figures import Drawing, save_figure
-from demur.report.front import agreement_drawing, claim_cards, heat_maps
+from demur.report.figures import save_drawings
+from demur.report.front import agreement_drawing, claims_section, heat_maps
 from demur.report.sections import beside_the_paper, candidates, in_short, missing_candidates, recommendation
 from demur.report.sheet import FORMATS, Section, Sheet, Text, render
-from demur.report.verdicts import claims_document, summary
+from demur.report.verdicts import claims_document
 from demur.study.table import CELLS, RESULTS, Measured, cells_csv, results_csv
 from demur.tasks.images import STAND_INS
-
-
-class Image(NamedTuple):
-    """A drawing as a page holds it."""
-
-    name: str
-    caption: str
-    svg: str  # base64
 
 
 def write_report(cells: Sequence[Measured], out: Path) -> None:
@@ -45,17 +35,19 @@ def write_report(cells: Sequence[Measured], out: Path) -> None:
     for name, text in ((RESULTS, results_csv(cells)), (CELLS, cells_csv(cells))):
         with replacing(out / name) as unfinished:  # they may be all that is left of the cells
             unfinished.write_text(text, "utf-8")
-    singles = filter(None, (candidates(cells), field_table(cells), line_by_line(cells)))
+    analysis = Analysis(cells)
+    singles = filter(None, (candidates(analysis), field_table(cells), line_by_line(analysis)))
     sheets = [*tables(cells), *choice_tables(cells), *singles]
     for sheet in sheets:
         for suffix, write in FORMATS.items():
             (out / "tables" / f"{sheet.name}.{suffix}").write_text(write(sheet), "utf-8")
-    images = save_drawings(chain(agreement_drawing(cells), from_values(cells)), out / "figures")
-    if (claims := claims_document(cells)) is not None:
+    agreement = save_drawings(agreement_drawing(analysis), out / "figures")
+    from_tables = save_drawings(from_values(cells), out / "figures")
+    if (claims := claims_document(analysis)) is not None:
         (out / "claims.md").write_text(claims, "utf-8")
     shared = {
         "cells": cells,
-        "sections": _sections(cells),
+        "sections": _sections(analysis),
         "titles": _by_title(sheets),
         "has_claims": claims is not None,
     }
@@ -64,50 +56,40 @@ def write_report(cells: Sequence[Measured], out: Path) -> None:
         **shared,
         overview=_overview(cells),
         commands=commands(run.cell for run in cells),
-        missing=missing_candidates(cells),
-        figures={image.name: image.caption for image in images},
+        missing=missing_candidates(analysis),
+        figures=[*agreement, *from_tables],
     )
     (out / "RESULTS.md").write_text(document, "utf-8")
-    figures = [*images, *save_drawings(from_predictions(cells), out / "figures")]
-    front = {"heat_maps": heat_maps(cells), "claims": claim_cards(cells) if claims is not None else []}
-    page = render("index.html", **shared, **front, tables=sheets, formats=list(FORMATS), figures=figures)
+    page = render(
+        "index.html",
+        **shared,
+        heat_maps=heat_maps(analysis),
+        tables=sheets,
+        formats=list(FORMATS),
+        agreement=agreement,
+        figures=[*from_tables, *save_drawings(from_predictions(cells), out / "figures")],
+    )
     (out / "index.html").write_text(page, "utf-8")
 
 
-def _sections(cells: Sequence[Measured]) -> list[Section]:
-    first = summary(cells)
-    intro = (
-        "Each claim is put to tests: with our networks of either convention, and with the paper's own printed values. "
-        "A test compares two methods. It is unclear where the 95 % interval of their difference decides nothing, and "
-        "waits where a cell is missing. † where the spread over training seeds is in part assumed, for want of seeds."
-    )
+def _sections(analysis: Analysis) -> list[Section]:
     sections = [
-        in_short(cells),
-        *beside_the_paper(cells),
-        by_cause(cells),
-        first and Section("The paper's claims", [intro, first]),
-        choice_section(cells) or recommendation(cells),
-        field_section(cells),
+        in_short(analysis),
+        *beside_the_paper(analysis),
+        by_cause(analysis),
+        claims_section(analysis),
+        choice_section(analysis.cells) or recommendation(analysis),
+        field_section(analysis.cells),
     ]
     return [section for section in sections if section]
 
 
 def _by_title(sheets: Sequence[Sheet]) -> dict[str, list[tuple[str, str]]]:
-    """The files of each title, and what their networks have in common."""
+    """The files of each title, and which networks they are of."""
     titles: dict[str, list[tuple[str, str]]] = {}
     for sheet in sheets:
-        title, _, kind = sheet.title.partition("; ")
-        titles.setdefault(title, []).append((kind.removeprefix("trained in the ") or "table", sheet.name))
+        titles.setdefault(sheet.title, []).append((sheet.networks or "table", sheet.name))
     return titles
-
-
-def save_drawings(drawings: Iterable[Drawing], folder: Path) -> list[Image]:
-    images = []
-    for name, caption, figure in drawings:
-        save_figure(figure, folder / name)
-        svg = base64.b64encode((folder / f"{name}.svg").read_bytes()).decode()
-        images.append(Image(name, caption, svg))
-    return images
 
 
 def _overview(cells: Sequence[Measured]) -> Sheet:

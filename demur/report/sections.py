@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from demur.paper.agreement import LIMIT, agreement, compare_printed, coverage
-from demur.paper.causes import OPEN, disagreements
+from demur.paper.agreement import LIMIT, agreement, coverage
+from demur.paper.analysis import CORRECTED, PUBLISHED, Analysis
+from demur.paper.causes import OPEN
 from demur.paper.choice import Candidate
 from demur.paper.grid import CONVENTIONS, commands
 from demur.paper.published import TITLES, is_plain
@@ -39,9 +40,9 @@ def with_half_width(known: Known) -> str:
     return f"{known.text()} ±{per_cent(known.half)}"
 
 
-def in_short(cells: Sequence[Measured]) -> Section | None:
+def in_short(analysis: Analysis) -> Section | None:
     """What one reads who reads nothing else; None where nothing is measured that the paper prints."""
-    lines = compare_printed(cells)
+    lines = analysis.printed
     counts = coverage(lines)
     total = counts.loc["all", "all"]
     if not total[CORRECTED] and not total[PUBLISHED]:
@@ -62,26 +63,26 @@ def in_short(cells: Sequence[Measured]) -> Section | None:
             for name, title in METRIC_TITLES.items()
             if ("all", name) in shares.index
         ]
-        apart = [cause for _, cause in disagreements(cells)]
+        apart = [cause for _, cause in analysis.disagreements]
         agreed = (
             f" In the published convention {_share(shares, 'all', 'all')} values lie within {100 * LIMIT:.0f} points"
             f" of the printed ones: {'; '.join(by_metric)}. Of the {len(apart):,} differences that are larger,"
             f" no cause is known for {apart.count(OPEN):,}."
         )
         blocks.append((Strong("Does it agree?"), agreed))
-    if short := by_verdict(cells):
+    if short := by_verdict(analysis):
         groups = (f"{verdict}: {', '.join(str(number) for number, *_ in claims)}" for verdict, claims in short.items())
         blocks.append(
             (Strong("Do the paper's claims hold?"), f" By number, in the corrected convention: {'; '.join(groups)}.")
         )
-    if chosen := recommend(validate(own_view(cells, CORRECTED))):
+    if chosen := analysis.recommended:
         blocks.append((Strong("What should you use?"), " ", *candidate_name(chosen), ": see the recommendation."))
-    return Section("In short", blocks)
+    return Section("In short", blocks, first=True)
 
 
-def beside_the_paper(cells: Sequence[Measured]) -> list[Section]:
+def beside_the_paper(analysis: Analysis) -> list[Section]:
     """How many of its values are measured, and how many of these agree; nothing where none is."""
-    lines = compare_printed(cells)
+    lines = analysis.printed
     counts = coverage(lines)
     total = counts.loc["all", "all"]
     if not total[CORRECTED] and not total[PUBLISHED]:
@@ -125,7 +126,6 @@ def beside_the_paper(cells: Sequence[Measured]) -> list[Section]:
     ]
 
 
-CORRECTED, PUBLISHED = CONVENTIONS
 _MISSING = pd.Series({CORRECTED: -1, PUBLISHED: 0, "printed": 1})
 
 
@@ -146,14 +146,12 @@ def _share(shares: pd.DataFrame, task: str, metric: str) -> str:
 # the recommendation -------------------------------------------------------------------------------------------------
 
 
-def recommendation(cells: Sequence[Measured]) -> Section | None:
+def recommendation(analysis: Analysis) -> Section | None:
     """The chosen method and how it does; nothing where no candidate can be chosen."""
-    view = own_view(cells, "corrected")
-    validated = validate(view)
-    chosen = recommend(validated)
+    chosen, cells, view = analysis.recommended, analysis.cells, analysis.views[CORRECTED]
     if chosen is None:
         return None
-    by_task = {task: best for task in validated[0].fpr95 if (best := recommend(validate(view, [task])))}
+    by_task = {task: best for task in analysis.candidates[0].fpr95 if (best := recommend(validate(view, [task])))}
     notes: list[Text] = [
         "In per cent; ± is half the 95 % interval over test points and training. FPR95 is the mean over the paper's "
         "OOD sets but those trained with. The paper's best is the row with the least such mean, by max probability or "
@@ -187,10 +185,9 @@ def recommendation(cells: Sequence[Measured]) -> Section | None:
     )
 
 
-def missing_candidates(cells: Sequence[Measured]) -> list[str]:
+def missing_candidates(analysis: Analysis) -> list[str]:
     """What to type for what the choice still lacks, where a candidate can be chosen."""
-    view = own_view(cells, CORRECTED)
-    return commands(missing_cells(view)) if recommend(validate(view)) is not None else []
+    return [] if analysis.recommended is None else commands(missing_cells(analysis.views[CORRECTED]))
 
 
 def candidate_name(candidate: Candidate) -> tuple[Text, ...]:
@@ -198,10 +195,9 @@ def candidate_name(candidate: Candidate) -> tuple[Text, ...]:
     return Code(candidate.method), " with the score ", Code(candidate.score), trained
 
 
-def candidates(cells: Sequence[Measured]) -> Sheet | None:
+def candidates(analysis: Analysis) -> Sheet | None:
     """All of them: on validation data, by which one is chosen, and on test data, at which the choice did not look."""
-    view = own_view(cells, "corrected")
-    validated = validate(view)
+    validated, cells = analysis.candidates, analysis.cells
     if not validated:
         return None
     tasks = list(validated[0].fpr95)
@@ -213,7 +209,7 @@ def candidates(cells: Sequence[Measured]) -> Sheet | None:
     head += [[f"{what}, {when}", task] for when, what in _COLUMNS for task in tasks]
     return Sheet(
         head,
-        [_candidate(one, recommend(validated), tested, everyone) for one in validated],
+        [_candidate(one, analysis.recommended, tested, everyone) for one in validated],
         names=3,
         title="Candidates, on validation and on test data",
         notes=(

@@ -51,12 +51,20 @@ class Sheet:
     name: str = ""  # of its files
     ruled: Collection[int] = ()  # rows that begin a group
     written: bool = False  # words rather than numbers, and to the left
+    networks: str = ""  # which it is of, where several tables have one title: the convention that they are trained in
+
+    @property
+    def heading(self) -> str:
+        return f"{self.title}; trained in the {self.networks}" if self.networks else self.title
 
 
 @dataclass(frozen=True)
 class Section:
     title: str
     blocks: Sequence[Text | Sheet]
+    first: bool = False  # whether a page begins with it
+    cards: Sequence[Any] = ()  # what a page shows instead of a table
+    file_note: Text = ""  # the last paragraph of it in RESULTS.md
 
     @property
     def anchor(self) -> str:
@@ -158,7 +166,7 @@ def render(template: str, **values: Any) -> str:
 def terminal(sheet: Sheet, how: Style | None = None) -> Table:
     """For rich."""
     how = how or _RICH
-    table = Table(title=sheet.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=sheet.heading, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for number, column in enumerate(sheet.head):
         named = number < sheet.names
         justify: Any = "left" if named or sheet.written else "right"

@@ -3,60 +3,48 @@
 from collections.abc import Sequence
 from typing import Any
 
-from demur.paper.claims import CLAIMS, QUANTITIES
+from demur.paper.analysis import Analysis
+from demur.paper.claims import QUANTITIES
 from demur.paper.grid import CONVENTIONS
 from demur.paper.statistics import NO, UNCLEAR, YES, Known, combine_outcomes
-from demur.paper.verdicts import VERDICTS, WAITING, Finding, Verdict, examine, waiting
-from demur.paper.views import own_view, printed_view
+from demur.paper.verdicts import VERDICTS, WAITING, Finding, Verdict, waiting
 from demur.report.sheet import Code, Sheet, Strong, Text, render
-from demur.study.table import Measured
 
 COLUMNS = (*CONVENTIONS, "printed")
 MANY = 4  # values of a line that are all shown
 
 
-def verdicts(cells: Sequence[Measured]) -> list[tuple[str, list[Verdict]]]:
-    """By the title of a claim: in each convention and, where the paper prints values, by these."""
-    views = [own_view(cells, convention) for convention in CONVENTIONS]
-    return [
-        (claim.title, [examine(claim, view) for view in (*views, *[printed_view()] * claim.is_printed)])
-        for claim in CLAIMS
-    ]
-
-
-def summary(cells: Sequence[Measured]) -> Sheet | None:
+def summary(analysis: Analysis) -> Sheet | None:
     """A line a claim; None where none can be tested."""
-    conventions = verdicts(cells)
-    if all(one.word == WAITING for _, columns in conventions for one in columns[: len(CONVENTIONS)]):
+    if all(one.word == WAITING for _, columns in analysis.verdicts for one in columns[: len(CONVENTIONS)]):
         return None
     rows: list[list[Text]] = [
-        [f"{number}. {title}", *(one.text for one in columns), *["–"] * (len(COLUMNS) - len(columns))]
-        for number, (title, columns) in enumerate(conventions, 1)
+        [f"{number}. {claim.title}", *(one.text for one in columns), *["–"] * (len(COLUMNS) - len(columns))]
+        for number, (claim, columns) in enumerate(analysis.verdicts, 1)
     ]
     return Sheet(["claim", *COLUMNS], rows, written=True)
 
 
-def by_verdict(cells: Sequence[Measured]) -> dict[str, list[tuple[int, str, str]]]:
+def by_verdict(analysis: Analysis) -> dict[str, list[tuple[int, str, str]]]:
     """Number, title and tests of the claims, by their verdict in the corrected convention; nothing where none can be
     tested."""
     groups: dict[str, list[tuple[int, str, str]]] = {}
-    for number, (title, (corrected, *_)) in enumerate(verdicts(cells), 1):
-        groups.setdefault(corrected.word, []).append((number, title, corrected.tests + corrected.dagger))
+    for number, (claim, (corrected, *_)) in enumerate(analysis.verdicts, 1):
+        groups.setdefault(corrected.word, []).append((number, claim.title, corrected.tests + corrected.dagger))
     order = (*VERDICTS.values(), WAITING)
     return {} if [*groups] == [WAITING] else {verdict: groups[verdict] for verdict in order if verdict in groups}
 
 
-def claims_document(cells: Sequence[Measured]) -> str | None:
+def claims_document(analysis: Analysis) -> str | None:
     """Markdown, from values alone; None where no claim can be tested."""
-    views = {convention: own_view(cells, convention) for convention in CONVENTIONS}
-    if (first := summary(cells)) is None:
+    if (first := summary(analysis)) is None:
         return None
     claims: list[dict[str, Any]] = [
-        {"claim": claim, "sheet": _lines(columns), "seeds": _seeds(columns), "waiting": waiting(claim, views)}
-        for claim, (_, columns) in zip(CLAIMS, verdicts(cells), strict=True)
+        {"claim": claim, "sheet": _lines(columns), "seeds": _seeds(columns), "waiting": waiting(claim, analysis.views)}
+        for claim, columns in analysis.verdicts
     ]
-    devices = ", ".join(sorted({one.record.device for one in cells}))
-    short = by_verdict(cells)
+    devices = ", ".join(sorted({one.record.device for one in analysis.cells}))
+    short = by_verdict(analysis)
     return render("claims.md", summary=first, claims=claims, devices=devices, short=short)
 
 

@@ -27,23 +27,12 @@ def read_outliers(named: str, inputs: Inputs, inliers: X, store: Callable[[], St
     larger images half are cropped and half resized.
     """
     if Path(named).exists():
-        size, channels = (inputs.shape[1:], inputs.shape[0]) if inputs.shape else (None, None)
-        given = open_inputs(Path(named), columns=inputs.columns, size=size, channels=channels, mixed=inputs.mixed)
-        if given.kind != inputs.kind:
-            raise ValueError(f"{named} holds {given.kind}, the training data {inputs.kind}; give outliers of that kind")
-        return given.gather().x
+        return open_like(Path(named), inputs).gather().x
     if all(isinstance(leaf, Synthetic) for leaf in leaves(parse(named))):
         return named
-    if "/" in named or Path(named).suffix:
-        raise ValueError(f"{named} does not exist; give outliers' path, a data set or the name of synthetic ones")
+    check_is_no_path(named)
     opened = store()
-    if inputs.kind == "tables" or not opened.has(named, "train"):
-        known = [name for name, data in CATALOGUE.items() if data.kind == STORED.get(inputs.kind)]
-        choose(
-            dict.fromkeys([*SYNTHETIC[inputs.kind], *known]),
-            named,
-            f"path, synthetic outliers or data set of {inputs.kind}",
-        )
+    check_stored(named, inputs.kind, opened)
     if inputs.kind == "images":
         assert inputs.shape
         images, _ = opened.images(named, "train")
@@ -52,3 +41,26 @@ def read_outliers(named: str, inputs: Inputs, inliers: X, store: Callable[[], St
     words = [word for text in opened.texts(named, "train")[0] for word in normalise(text)]
     lengths = torch.tensor([max(1, len(normalise(text))) for text in inliers])
     return [" ".join(piece) for piece in cut_pieces(words, lengths, generator_for("outliers"))[:OUTLIERS]]
+
+
+def open_like(path: Path, inputs: Inputs) -> Inputs:
+    """Outliers at a path, with the columns or the size of the images that the inliers have."""
+    size, channels = (inputs.shape[1:], inputs.shape[0]) if inputs.shape else (None, None)
+    given = open_inputs(path, columns=inputs.columns, size=size, channels=channels, mixed=inputs.mixed)
+    if given.kind != inputs.kind:
+        raise ValueError(f"{path} holds {given.kind}, the training data {inputs.kind}; give outliers of that kind")
+    return given
+
+
+def check_is_no_path(named: str) -> None:
+    """Refuse what looks like the path of a file, where there is none."""
+    if "/" in named or Path(named).suffix:
+        raise ValueError(f"{named} does not exist; give outliers' path, a data set or the name of synthetic ones")
+
+
+def check_stored(name: str, kind: str, store: Store) -> None:
+    """Refuse a data set that the store does not have, or that is of another kind; the error names the nearest."""
+    if kind == "tables" or not store.has(name, "train"):
+        known = [each for each, data in CATALOGUE.items() if data.kind == STORED.get(kind)]
+        what = f"path, synthetic outliers or data set of {kind}"
+        choose(dict.fromkeys([*SYNTHETIC[kind], *known]), name, what)
