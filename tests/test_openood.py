@@ -117,7 +117,8 @@ def test_two_methods_run_and_near_and_far_are_scikit_learns(tree, tmp_path, monk
     command = ("study", "openood", *options, "--data", str(folder), "--runs", str(tmp_path / "runs"), "--device", "cpu")
     ran = demur_command(*command, "--jobs", "1", "--score", "energy")
     assert ran.returncode == 0, ran.stderr
-    assert "near and far OOD" in ran.stdout
+    assert "openood_cifar10: near and far OOD" in ran.stdout.splitlines()  # a table, not what it is made of
+    assert any(line.split()[:3] == ["map", "max_prob", "1"] for line in ran.stdout.splitlines())
     study = study_named("openood")
     asked = study.of(
         select(study.cells, "openood", tasks=["openood_cifar10"], methods=["map", "map+nc"], seeds=1, epochs=1)

@@ -1,10 +1,7 @@
 """Commands that fit and test: run, toy, demo, study; and audit, which looks at a task before."""
 
 import json
-import sys
 import time
-from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -213,34 +210,14 @@ def study(
     device: Annotated[str, typer.Option(help="cpu, cuda, ...; auto takes a GPU where there is one.")] = "auto",
 ) -> None:
     """Run a whole table of the paper, or a grid of one's own; stopped, it goes on where it was."""
-    from dataclasses import replace
+    from demur.cli import studying
 
-    from demur.data.catalogue import CATALOGUE
-    from demur.paper.studies import study_named
-    from demur.report import tables
-    from demur.report.openood import near_and_far
-    from demur.scores import score_named
-    from demur.study.cells import Place, is_answered, networks_of
-    from demur.study.cluster import cluster
-    from demur.study.engine import one_by_one, results_of, run_cells, seconds_left
-    from demur.study.grid import select
-    from demur.study.opening import is_own, open_study
-    from demur.study.processes import most_jobs, processes
-    from demur.study.records import DamagedCell
-    from demur.study.run import row_of
-
-    if engine not in ("local", "ray"):
-        raise ValueError(f"unknown engine {engine!r}; known: local, ray")
-    if engine == "local" and address is not None:
-        raise ValueError(f"address {address!r} is for the engine ray; add --engine ray")
-    if engine == "ray" and jobs is not None:
-        raise ValueError(f"jobs {jobs} is for the engine local; a Ray cluster takes what it has room for")
+    studying.check_engine(engine, address, jobs)
     check_file(markdown, overwrite, mark=rb"## \w+, \w+: per cent; .* threads?\n")
     check_folder(runs, overwrite)
-    whole = open_study(name) if is_own(name) else study_named(name)
-    cells = select(
-        whole.cells,
+    selected = studying.select_study(
         name,
+        score or (),
         tasks=task,
         methods=method,
         convention=convention,
@@ -249,61 +226,16 @@ def study(
         epochs=epochs,
         limit=limit,
     )
-    named = tuple(dict.fromkeys((*whole.scores, *(score or ()))))
-    for each in named:
-        score_named(each)
-    asked = replace(whole.of(cells), scores=named)
-    place = Place(runs, open_store(data), device if engine == "ray" else parse_device(device), keep_posteriors, threads)
-    jobs = jobs or most_jobs(place)
-    place = replace(place, jobs=jobs if engine == "local" else None)
-    workers = one_by_one if jobs == 1 else partial(processes, jobs=jobs)
-    if engine == "ray":
-        workers = partial(cluster, address=address)
-    fits = {cell: asked.resolve(cell, place.store) for cell in cells}
-    done = {cell for cell in cells if is_answered(cell, place.folder(fits[cell]), named)}
-    networks = len(networks_of(asked, place.store))
-    counted = f"{len(cells)} cell{'s' * (len(cells) != 1)}, {len(done)} done"
-    print(f"{counted}, {networks} network{'s' * (networks != 1)} in all; {seconds_left(asked, place, jobs)}")
-    set_names = [fits[cell].data.set_names for cell in cells if cell not in done]
-    lacking = {
-        each for names in set_names for each in names if each in CATALOGUE and not place.store.has(each, "train")
-    }
+    place = studying.place_of(runs, data, device, engine, keep_posteriors, threads)
+    place, workers = studying.choose_engine(place, engine, address, jobs)
+    pending = studying.Pending.of(selected, place)
+    print(pending.count())
     if dry_run:
-        for cell in cells:
-            state = "done" if cell in done else "to do"
-            shown = f" with {cell.outliers}" if cell.outliers else ""
-            print(f"  {cell.task} {cell.method}{shown} {cell.convention} seed {cell.seed}: {state}")
-        if ordered := [each for each in dict.fromkeys(chain.from_iterable(set_names)) if each in lacking]:
-            print(f"not here yet, to train with: {', '.join(ordered)}; demur data get {' '.join(ordered)}")
+        pending.print_cells()
         return
-    if set_names and all(names[:1] and names[0] in lacking for names in set_names):
-        place.store.shards(set_names[0][0], "train")  # says how to get it, before anything is begun
-    console = make_console()
-    with progress(console, name) as describe:
-
-        def after(number: int, total: int, step: str) -> None:
-            describe(f"{name}: {number} of {total}; {step}")
-            if not console.is_terminal:
-                print(f"step {number} of {total}: {step}", file=sys.stderr, flush=True)
-
-        failures = run_cells(asked, place, after, workers)
-    damaged = list[DamagedCell]()
-    results = results_of(asked, place, damaged.append)
-    rows = [row_of(result) for result in results]
-    for group in tables.group_rows(rows):
-        console.print(tables.table(group, f"{group[0].task}, {group[0].convention}: per cent", named))
-    for boards in near_and_far(results):
-        console.print(boards)
-    if markdown is not None:
-        write_whole(markdown, tables.markdown(rows, [r.record for r in results]))
-    if results:
-        print(f"the cells are in {runs}; tables beside the paper's, figures and a page: demur report {runs}")
-    for failure in failures:
-        print(f"demur: {failure.cell.task} {failure.cell.method} failed: {failure.reason}", file=sys.stderr)
-    failed = {place.folder(fits[failure.cell]) for failure in failures}
-    for reason in dict.fromkeys(str(error) for error in damaged if error.path.parent not in failed):
-        print(f"demur: {reason}", file=sys.stderr)
-    if failures or damaged:
+    pending.check_data()
+    failures = studying.run_study(name, pending, workers)
+    if not studying.show_results(pending, failures, markdown):
         raise typer.Exit(1)
 
 
