@@ -66,7 +66,7 @@ class Recorded:
         self.learners = learners
         self.settings = [learner.settings for learner in learners]
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.taken = 0
+        self.plain_steps = 0
         self.device = learners[0].device
         self.recordable = self.device.type == "cuda" and num_processes() == 1
         self.streams = [torch.cuda.Stream(self.device) for _ in learners] if self.recordable else []
@@ -79,9 +79,9 @@ class Recorded:
         with torch.cuda.device(self.device) if self.streams else nullcontext():
             if self.graph is None and self.recordable:
                 with fastest_convolutions():
-                    if self.taken < self.PLAIN:
-                        self.taken += 1
-                        self.recordable = not needs_host(self._side_by_side) or self.taken == 1
+                    if self.plain_steps < self.PLAIN:
+                        self.plain_steps += 1
+                        self.recordable = not needs_host(self._side_by_side) or self.plain_steps == 1
                         return
                     self._record()
             if self.graph is not None:

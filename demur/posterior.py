@@ -233,10 +233,10 @@ class Gaussian:
         means = {name: mean for name, mean in self.network.named_parameters() if name in self.variance}
         shapes, device = tuple(mean.shape for mean in means.values()), next(iter(means.values())).device
         kept = device.type == "cuda" and sum(shape.numel() for shape in shapes) <= KEPT
-        noise = (_kept_noise if kept else _noise)(self.seed, sample, shapes, device)
+        noises = (_kept_noise if kept else _noise)(self.seed, sample, shapes, device)
         parameters = {}
-        for (name, mean), its in zip(means.items(), noise, strict=True):
-            sampled = mean + self._rotated(name, self.variance[name].sqrt() * its)
+        for (name, mean), noise in zip(means.items(), noises, strict=True):
+            sampled = mean + self._rotated(name, self.variance[name].sqrt() * noise)
             parameters[name] = torch.empty_like(mean).copy_(sampled)  # in the mean's memory layout
         return parameters
 

@@ -38,8 +38,8 @@ def load(path: str | Path, build: Callable[[], nn.Module], device: torch.device 
     """Read a posterior back; `build` makes a fresh network of the kind it was fitted with, its head included."""
     header = _header(path)
     _, tensors = read_tensors(path)
-    if wild := find_not_finite(tensors):
-        raise ValueError(f"{path} has NaN or infinite weights, in {wild}; fit and save it anew")
+    if name := find_not_finite(tensors):
+        raise ValueError(f"{path} has NaN or infinite weights, in {name}; fit and save it anew")
     return _unpack(header["posterior"], "", tensors, build, device)
 
 

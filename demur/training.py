@@ -235,25 +235,25 @@ def run_epoch(
         learner.loss.zero_()
     steps, last_report = learners[0].feed.steps, time.monotonic()
 
-    def loss(taken: int) -> float:
-        return sum(float(learner.loss) for learner in learners) / (taken * len(learners))
+    def loss(steps_done: int) -> float:
+        return sum(float(learner.loss) for learner in learners) / (steps_done * len(learners))
 
-    taken = 0
-    while taken < steps:
-        done = (epoch + (taken / steps if recipe.cosine == "step" else 0)) / recipe.epochs
+    steps_done = 0
+    while steps_done < steps:
+        done = (epoch + (steps_done / steps if recipe.cosine == "step" else 0)) / recipe.epochs
         for learner in learners:
             set_rate(learner.optimizer, rate(done if turn is None else max(done, turn.done())))
         step()
-        taken += 1
+        steps_done += 1
         if (within := _within.get()) and time.monotonic() - last_report > SECONDS_BETWEEN:
             left = None if turn is None else turn.left()
-            within(EpochReport(epoch + 1, recipe.epochs, loss(taken), left=left), taken / steps)
+            within(EpochReport(epoch + 1, recipe.epochs, loss(steps_done), left=left), steps_done / steps)
             last_report = time.monotonic()
         if turn is not None and turn.done() >= 1:
             break
     for learner in learners:
         average_statistics(learner.model)
-    return loss(taken)
+    return loss(steps_done)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, share: float) -> None:

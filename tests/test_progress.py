@@ -26,13 +26,13 @@ def clock(monkeypatch):
 
 def test_the_time_left_is_what_the_rest_takes_at_the_same_pace(clock):
     told = Training(networks=1)
-    told.heard(EpochReport(1, 10, 2.0))
+    told.update(EpochReport(1, 10, 2.0))
     assert told.status == "epoch 1/10, loss 2.000"
     clock[0] += 30
-    told.heard(EpochReport(4, 10, 0.5))
+    told.update(EpochReport(4, 10, 0.5))
     assert told.status == "epoch 4/10, loss 0.500, about 60 s left"
     clock[0] += 5
-    told.heard(EpochReport(5, 10, 0.25), share=0.5)
+    told.update(EpochReport(5, 10, 0.25), share=0.5)
     assert told.status == "epoch 5/10, loss 0.250, about 55 s left"
 
 
@@ -40,9 +40,9 @@ def test_several_networks_are_counted_and_the_time_left_is_for_all(clock):
     told = Training(networks=3)
     for _ in range(2):
         for epoch in (1, 2):
-            told.heard(EpochReport(epoch, 2, 1.0))
+            told.update(EpochReport(epoch, 2, 1.0))
             clock[0] += 600
-    told.heard(EpochReport(1, 2, 1.0))
+    told.update(EpochReport(1, 2, 1.0))
     assert told.status == "network 3/3, epoch 1/2, loss 1.000, about 10 min left"
     assert told.part == pytest.approx(5 / 6)
 
@@ -84,8 +84,8 @@ def test_what_is_said_is_what_is_trained(monkeypatch, task, network):
     console = Console(file=io.StringIO())
     with progress.progress(console, "reading", networks=1) as describe:
         describe("clouds map")
-        heard = Training.heard
-        monkeypatch.setattr(Training, "heard", lambda self, *args: (heard(self, *args), lines.append(self.status)))
+        update = Training.update
+        monkeypatch.setattr(Training, "update", lambda self, *args: (update(self, *args), lines.append(self.status)))
         MAP().fit(network, plain(3), task.training, Recipe(epochs=2, batch_size=32))
     assert [line.split(", loss")[0] for line in lines] == ["epoch 1/2", "epoch 2/2"]
 

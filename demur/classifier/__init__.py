@@ -28,10 +28,10 @@ def __getattr__(name: str) -> Any:
     if name == "load_model":
         from demur.classifier.estimator import Classifier
 
-        found: Any = Classifier.load
+        value: Any = Classifier.load
     elif name in _HOMES:
-        found = getattr(import_module(f"demur.classifier.{_HOMES[name]}"), name)
+        value = getattr(import_module(f"demur.classifier.{_HOMES[name]}"), name)
     else:
         raise AttributeError(f"module 'demur.classifier' has no attribute {name!r}")
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value

@@ -109,8 +109,8 @@ def read_fitted(path: Path, score: Score, posterior: Posterior, likelihood: Like
     if score.shapes is not None:
         _check_shapes({key: entry.shape for key, entry in entries.items()}, score.shapes, width, likelihood.num_classes)
     _, tensors = read_tensors(path)
-    if wild := find_not_finite(tensors):
-        raise ValueError(f"what its score learned has NaN or infinite values, in {wild!r:.80}; save it anew")
+    if name := find_not_finite(tensors):
+        raise ValueError(f"what its score learned has NaN or infinite values, in {name!r:.80}; save it anew")
     _check_values(score, tensors, likelihood, width)
     return {score.name: tensors}
 

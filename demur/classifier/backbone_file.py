@@ -89,7 +89,7 @@ def _fill(trunk: nn.Module, weights: Path) -> None:
         _, state = read_tensors(weights)
     except (SafetensorError, OSError) as error:
         raise ValueError(f"the weights of its backbone cannot be read ({error}); save it anew") from None
-    if wild := find_not_finite(state):
-        raise ValueError(f"its backbone has NaN or infinite weights, in {wild}; save it anew")
+    if name := find_not_finite(state):
+        raise ValueError(f"its backbone has NaN or infinite weights, in {name}; save it anew")
     with torch.no_grad():
         put_state(trunk, state)

@@ -181,7 +181,7 @@ def _hf(model: str, name: str) -> Backbone:
     try:
         with _quiet(transformers):
             config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=False)
-            pretrained, told = transformers.AutoModel.from_pretrained(
+            pretrained, loading = transformers.AutoModel.from_pretrained(
                 model, trust_remote_code=False, dtype=torch.float32, output_loading_info=True
             )
             if hasattr(config, "num_channels") or hasattr(config, "image_size"):
@@ -198,7 +198,7 @@ def _hf(model: str, name: str) -> Backbone:
             f"backbone {name!r} cannot be read ({first_line(error)}); give a model's name, or its folder"
         ) from None
     # a pooler is not used, and many have none
-    lacking = sorted(key for key in told["missing_keys"] if not key.startswith("pooler."))
+    lacking = sorted(key for key in loading["missing_keys"] if not key.startswith("pooler."))
     if lacking:
         raise ValueError(f"backbone {name!r} lacks the weights {lacking[0]!r}; get it anew, or give its module")
     architecture = f"hf_{inputs.kind}"

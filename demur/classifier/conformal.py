@@ -107,9 +107,9 @@ def measure_sets(calibration: Calibration, classes: NDArray[Any], prediction: Pr
     return {
         "level": LEVEL,
         "coverage": float(holds.mean()),
-        "coverage_by_class": {name: float(holds[mine].mean()) for name, mine in rows.items()},
+        "coverage_by_class": {name: float(holds[is_class].mean()) for name, is_class in rows.items()},
         "labels": float(sizes.mean()),
-        "labels_by_class": {name: float(sizes[mine].mean()) for name, mine in rows.items()},
+        "labels_by_class": {name: float(sizes[is_class].mean()) for name, is_class in rows.items()},
     }
 
 

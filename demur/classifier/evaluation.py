@@ -116,16 +116,16 @@ class Evaluation:
         rows = {name: (y == code, (answer == code) & self.accepts) for code, name in enumerate(self.classes)}
         return {
             name: {
-                "count": int(mine.sum()),
-                "accuracy": mean_or_nan(self.right[mine]),
-                "accepted": mean_or_nan(self.accepts[mine]),
-                "unsure": mean_or_nan(~(self.accepts | unknown)[mine]),
-                "unknown": mean_or_nan(unknown[mine]),
-                "accuracy_of_accepted": mean_or_nan(self.right[mine & self.accepts]),
-                "precision_of_accepted": mean_or_nan(self.right[answered]),
+                "count": int(is_class.sum()),
+                "accuracy": mean_or_nan(self.right[is_class]),
+                "accepted": mean_or_nan(self.accepts[is_class]),
+                "unsure": mean_or_nan(~(self.accepts | unknown)[is_class]),
+                "unknown": mean_or_nan(unknown[is_class]),
+                "accuracy_of_accepted": mean_or_nan(self.right[is_class & self.accepts]),
+                "precision_of_accepted": mean_or_nan(self.right[is_answered]),
             }
-            for name, (mine, answered) in rows.items()
-            if mine.any()
+            for name, (is_class, is_answered) in rows.items()
+            if is_class.any()
         }
 
     @cached_property

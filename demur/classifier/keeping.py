@@ -85,8 +85,8 @@ def load(
         path, source = sharing.fetch_model(source)
     with read_model(path) as (saved, posterior, weights), telling_damage(path):
         given = {"kind": "auto", "network": None} | with_current_names(saved["parameters"])
-        told = {"kind": current(given["kind"]), "network": network or given["network"], "device": device}
-        model = kind(**given | told)
+        settings = {"kind": current(given["kind"]), "network": network or given["network"], "device": device}
+        model = kind(**given | settings)
         model.classes_ = labels_from_json(saved["classes"])
         model.likelihood_ = likelihood_from_json(saved["likelihood"])
         model.preprocessing_ = kinds.from_json(saved["preprocessing"])

@@ -99,8 +99,8 @@ class Selection:
     originals: Sequence[int]
 
     @property
-    def told(self) -> float:
-        """How well trivial things tell them: the mean AUROC; 1 where nothing could be measured."""
+    def mean_auroc(self) -> float:
+        """Of telling them by trivial things; 1 where nothing could be measured."""
         aurocs = [giveaway.auroc for giveaway in self.audit.giveaways]
         return sum(aurocs) / len(aurocs) if aurocs else 1.0
 
@@ -129,7 +129,10 @@ def propose(selections: Sequence[Selection]) -> list[str]:
     real = [chosen for chosen in real if len(chosen.twice) < 0.01 * len(chosen.shown)]
     if not real:
         return synthetic
-    return [min(real, key=lambda chosen: chosen.told).shown.source, *(name for name in synthetic if name == "patches")]
+    return [
+        min(real, key=lambda chosen: chosen.mean_auroc).shown.source,
+        *(name for name in synthetic if name == "patches"),
+    ]
 
 
 def select(
@@ -270,8 +273,8 @@ def _shuffled_columns(rows: X, generator: torch.Generator) -> X:
     return independent_columns(torch.from_numpy(np.asarray(rows)), generator).numpy()
 
 
-def _some(there: int, count: int, generator: torch.Generator) -> list[int]:
-    return torch.randperm(there, generator=generator)[:count].tolist()
+def _some(total: int, count: int, generator: torch.Generator) -> list[int]:
+    return torch.randperm(total, generator=generator)[:count].tolist()
 
 
 def _texts(problem: Problem, source: str, texts: Sequence[str], count: int, generator: torch.Generator) -> Pool:
@@ -290,14 +293,14 @@ def as_long_as(texts: Sequence[str], lengths: Sequence[int], count: int, generat
     for place in torch.randperm(len(sentences), generator=generator).tolist():
         if sentences[place]:
             by_length.setdefault(len(sentences[place]), []).append(sentences[place])
-    there, pieces = sorted(by_length), []
+    lengths_left, pieces = sorted(by_length), []
     for draw in torch.randint(len(lengths), (count,), generator=generator).tolist():
         words: list[str] = []
-        while (missing := lengths[draw] - len(words)) > 0 and there:
-            place = min(bisect.bisect_left(there, missing), len(there) - 1)
-            words += by_length[there[place]].pop()[:missing]
-            if not by_length[there[place]]:
-                del there[place]
+        while (missing := lengths[draw] - len(words)) > 0 and lengths_left:
+            place = min(bisect.bisect_left(lengths_left, missing), len(lengths_left) - 1)
+            words += by_length[lengths_left[place]].pop()[:missing]
+            if not by_length[lengths_left[place]]:
+                del lengths_left[place]
         if words:
             pieces.append(" ".join(words))
     return pieces

@@ -19,10 +19,10 @@ def describe_fit(classifier: "Classifier", given: "Inputs", count: int, outliers
         abstained = f"on {100 * report['outliers_abstained']:.1f} % of {unseen}"
     what = "rows" if given.kind == "tables" else given.kind
     start = f" on {report['backbone']} (tuned: {report['tune']})" if "backbone" in report else ""
-    begun = {}
-    if told := report.get("continued"):
-        new = f"; new: {join_names(told['new_classes'])}" * bool(told["new_classes"])
-        begun["weights"] = f"{told['weights']:,} of {told['of']:,} taken over{new}"
+    weights = {}
+    if continued := report.get("continued"):
+        new = f"; new: {join_names(continued['new_classes'])}" * bool(continued["new_classes"])
+        weights["weights"] = f"{continued['weights']:,} of {continued['of']:,} taken over{new}"
     return {
         "inputs": f"{count:,} {what}{shape}; {report['tuned'] + report['calibrated']:,} held out",
         "classes": f"{len(classifier.classes_)}: {join_names(classifier.classes_.tolist())}",
@@ -31,7 +31,7 @@ def describe_fit(classifier: "Classifier", given: "Inputs", count: int, outliers
         "accepted": f"{100 * report['coverage']:.1f} % of the {report['tuned']:,} that the threshold was not chosen by",
         "abstained": abstained,
         "training": f"{report['method']}{start}, {report['epochs']} epochs, {report['seconds']:.0f} s",
-        **begun,
+        **weights,
     }
 
 

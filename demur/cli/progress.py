@@ -21,9 +21,9 @@ class Training:
     def __init__(self, networks: int | None) -> None:
         self.networks, self.network, self.done, self.status = networks, 0, 0.0, ""
         self.accuracy: float | None = None
-        self.begun: tuple[float, float] | None = None  # when it was first heard of, and how much was done then
+        self.begun: tuple[float, float] | None = None  # the time of the first report, and how much was done then
 
-    def heard(self, report: "EpochReport", share: float = 1.0) -> None:
+    def update(self, report: "EpochReport", share: float = 1.0) -> None:
         done = (report.epoch - 1 + share) / report.epochs
         if done < self.done:
             self.network += 1
@@ -74,15 +74,15 @@ def progress(console: "Console", what: str, networks: int | None = None) -> Iter
     ):
         task = bar.add_task(what, total=None, status="")
 
-        def heard(report: "EpochReport", share: float = 1.0) -> None:
-            training.heard(report, share)
+        def show(report: "EpochReport", share: float = 1.0) -> None:
+            training.update(report, share)
             bar.update(task, total=1.0, completed=training.part, status=training.status)
 
         def describe(description: str) -> None:
             doing[0] = description
             bar.update(task, description=description)
 
-        with observed(heard, heard):
+        with observed(show, show):
             yield describe
 
 

@@ -83,7 +83,7 @@ def join_processes() -> Iterator[None]:
     store, rank, count = next(rendezvous("env://"))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=count)
-    heard = sys.stdout, sys.stderr
+    streams = sys.stdout, sys.stderr
     nothing = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (for good)
     if not is_spokesman():
         sys.stdout = sys.stderr = nothing
@@ -93,10 +93,10 @@ def join_processes() -> Iterator[None]:
             dist.barrier()  # the others wait until the first has written
     except BaseException:
         first_to_fail = _is_first_to_fail(store, rank)
-        sys.stdout, sys.stderr = heard if first_to_fail else (nothing, nothing)
+        sys.stdout, sys.stderr = streams if first_to_fail else (nothing, nothing)
         _await_failures(store, count)
         raise
-    sys.stdout, sys.stderr = heard
+    sys.stdout, sys.stderr = streams
     dist.destroy_process_group()
 
 

@@ -34,5 +34,5 @@ class Ensemble:
         parts: Sequence[Posterior] = (),
     ) -> Mixture:
         if not parts and self.member == MAP() and can_train_together(network, likelihood, data):
-            parts = train_together(network, likelihood, data, [its for _, its in self.parts(recipe)])
+            parts = train_together(network, likelihood, data, [own for _, own in self.parts(recipe)])
         return Mixture(tuple(parts or fit_parts(self, network, likelihood, data, recipe)))

@@ -49,13 +49,13 @@ class Factors:
     diagonal: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, other: "Factors", scale: float) -> None:
-        for mine, others in (
+        for sums, added in (
             (self.inputs, other.inputs),
             (self.gradients, other.gradients),
             (self.diagonal, other.diagonal),
         ):
-            for name, value in others.items():
-                mine[name] = mine.get(name, 0) + scale * value
+            for name, value in added.items():
+                sums[name] = sums.get(name, 0) + scale * value
         for name, count in other.rows.items():
             self.rows[name] = self.rows.get(name, 0) + scale * count
 

@@ -92,9 +92,9 @@ def open_output(to: Location, manifest: Manifest, overwrite: bool) -> set[int]:
     """The numbers of the parts that are there already; what is there of something else is refused, or removed if it is
     an output of ours and may be overwritten."""
     names = {name for name, _ in _entries(to)}
-    there = _read_manifest(to) if MANIFEST in names else None
-    if there is not None:
-        if there == asdict(manifest):
+    stored = _read_manifest(to) if MANIFEST in names else None
+    if stored is not None:
+        if stored == asdict(manifest):
             return parts_in(to)
         if not overwrite:
             raise ValueError(
@@ -116,8 +116,8 @@ def open_output(to: Location, manifest: Manifest, overwrite: bool) -> set[int]:
 
 def check_still_ours(to: Location, manifest: Manifest) -> None:
     """Refuse to go on where another run has taken the output with --overwrite."""
-    there = to.files.get_file_info(f"{to.path}/{MANIFEST}").type == fs.FileType.File
-    if not there or _read_manifest(to) != asdict(manifest):
+    is_there = to.files.get_file_info(f"{to.path}/{MANIFEST}").type == fs.FileType.File
+    if not is_there or _read_manifest(to) != asdict(manifest):
         raise ValueError(f"{to.name} was taken by another run, of other inputs or another model; name another folder")
 
 

@@ -96,8 +96,8 @@ def cluster_device(device: str, resources: Mapping[str, float], workers: int = 1
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"device {device!r} is not for a cluster, which hands out its GPUs; say cpu, cuda or auto")
     if device == "cuda" and gpus < workers:
-        needed, there = "a GPU" if workers == 1 else f"{workers} GPUs", f"{gpus:g}" if gpus else "none"
-        raise ValueError(f"device 'cuda' needs {needed}, and the Ray cluster has {there}; say cpu or auto")
+        needed, had = "a GPU" if workers == 1 else f"{workers} GPUs", f"{gpus:g}" if gpus else "none"
+        raise ValueError(f"device 'cuda' needs {needed}, and the Ray cluster has {had}; say cpu or auto")
     return "cuda" if device != "cpu" and gpus >= workers else "cpu"
 
 
