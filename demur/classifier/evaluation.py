@@ -26,6 +26,7 @@ SHOWN = ("accuracy", "ece", "brier", "nll")
 AGAINST = ("fpr95", "auroc", "aupr")
 INLIERS = "inliers"
 COLUMNS = ("set", "score", "metric", "value")
+SET_VALUES = ("coverage", "labels")  # of prediction sets
 
 
 @dataclass(frozen=True)
@@ -162,17 +163,12 @@ class Evaluation:
         return float(np.mean([*self.risk_with_outliers.values()])) if self.ood else self.risk["aurc"]
 
     @cached_property
-    def sets(self) -> dict[str, float]:
-        """How often prediction sets hold the label, overall and by class, and how many labels they have."""
+    def sets(self) -> dict[str, Any] | None:
+        """How often prediction sets hold the label, overall and by class, and how many labels they have; None where the
+        model has no calibration scores."""
         if self.calibration is None:
-            return {}
-        measured = measure_sets(self.calibration, np.array(self.classes), self.inside, self.y)
-        by_class = {
-            f"{value} {name}": of
-            for value in ("coverage", "labels")
-            for name, of in measured[f"{value}_by_class"].items()
-        }
-        return {"coverage": measured["coverage"], "labels": measured["labels"], **by_class}
+            return None
+        return measure_sets(self.calibration, np.array(self.classes), self.inside, self.y)
 
     @property
     def sure(self) -> Array:
@@ -311,7 +307,13 @@ def values_of(evaluation: Evaluation) -> list[tuple[str, str, str, str]]:
     rows += [(INLIERS, "", "ece_of_accepted", evaluation.ece_of_accepted)]
     rows += [(INLIERS, "", name, value) for name, value in evaluation.risk.items()]
     rows += [(of, "", "aurc_with_outliers", value) for of, value in evaluation.risk_with_outliers.items()]
-    rows += [(INLIERS, "", f"sets: {name}", value) for name, value in evaluation.sets.items()]
+    if sets := evaluation.sets:
+        rows += [(INLIERS, "", f"sets: {value}", sets[value]) for value in SET_VALUES]
+        rows += [
+            (INLIERS, "", f"sets: {value} {name}", of_class)
+            for value in SET_VALUES
+            for name, of_class in sets[f"{value}_by_class"].items()
+        ]
     rows += [(of, "", name, value) for of, each in evaluation.decisions.items() for name, value in each.items()]
     by_class = {f"class {name}": values for name, values in evaluation.by_class.items()}
     answered = {of: {f"answered {a}": n for a, n in each.items()} for of, each in evaluation.confusion.items()}

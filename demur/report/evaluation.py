@@ -135,6 +135,7 @@ def further_tables(evaluation: Evaluation) -> list[Sheet]:
     if sets := evaluation.sets:
         known = evaluation.decision.count
         chance = np.sqrt(LEVEL * (1 - LEVEL) / known)
+        held, labels = sets["coverage_by_class"], sets["labels_by_class"]
         sheets.append(
             titled_sheet(
                 "Prediction sets",
@@ -142,7 +143,7 @@ def further_tables(evaluation: Evaluation) -> list[Sheet]:
                 [
                     ("all", f"{len(evaluation.y):,}", per_cent(sets["coverage"]), f"{sets['labels']:.2f}"),
                     *(
-                        (name, f"{of['count']:,}", per_cent(sets[f"coverage {name}"]), f"{sets[f'labels {name}']:.2f}")
+                        (name, f"{of['count']:,}", per_cent(held[name]), f"{labels[name]:.2f}")
                         for name, of in worst[:CLASSES]
                     ),
                 ],
