@@ -48,9 +48,8 @@ def resample_separation(
 def _fpr95(positive: Array, negative: Array, drawn_positive: Counts, drawn_negative: Counts) -> Array:
     place = 0.05 * (len(positive) - 1)
     lower, upper = int(place), min(int(place) + 1, len(positive) - 1)
-    cumulative = _cumulate(drawn_positive[: lower + 15 * int(lower**0.5) + 30])[
-        1:
-    ]  # every resample has its 5 % in there
+    lowest = drawn_positive[: lower + 15 * int(lower**0.5) + 30]  # every resample has its 5 % in there
+    cumulative = _cumulate(lowest)[1:]
     below, above = (positive[(cumulative <= rank).sum(0)] for rank in (lower, upper))
     threshold = below + (place - lower) * (above - below)
     rejected = np.searchsorted(negative, threshold, "left")

@@ -6,7 +6,7 @@ from typing import Any
 
 from demur.inference import INFERENCES, Inference
 from demur.likelihoods import LIKELIHOODS, Likelihood, NamedLikelihood
-from demur.names import choose, choose_or_import, is_imported
+from demur.names import choose, choose_or_import, is_import_path
 
 PLAIN = "plain"
 
@@ -58,7 +58,7 @@ def parse_method(name: str) -> Method:
     Either part may be one's own, as `mypackage.mymodule:name`: a class of inference methods, or a function from a
     number of classes to a `Likelihood`.
     """
-    pair = split_method(name) if is_imported(name) else choose(_PAIRS, name, "method")
+    pair = split_method(name) if is_import_path(name) else choose(_PAIRS, name, "method")
     build: Any = choose_or_import(INFERENCES, pair[0], "inference")
     named: Any = choose_or_import(LIKELIHOODS, pair[1], "likelihood")
     likelihood = named.of if isinstance(named, NamedLikelihood) else named

@@ -48,14 +48,14 @@ def choose_or_import(table: Mapping[str, T], name: str, kind: str) -> T:
     Only for names that whoever runs the program wrote, never for those in a file of somebody else's: importing a module
     runs it.
     """
-    if name in table or not is_imported(name):
+    if name in table or not is_import_path(name):
         return choose(table, name, kind)
     imported: T = import_named(name, kind)
     return imported
 
 
-def is_imported(name: str) -> bool:
-    """Whether it is, or has in it, a name in a module: its text decides, and nothing is imported."""
+def is_import_path(name: str) -> bool:
+    """Whether it is written as `mypackage.mymodule:name`, or has such a name in it; nothing is imported."""
     return isinstance(name, str) and ":" in name
 
 

@@ -162,9 +162,8 @@ class Recipe:
     lr: float = 1e-3
     weight_decay: float = 5e-4  # coupled L2; prior precision / N
     cosine: Literal["step", "epoch"] = "step"  # how often the learning rate moves on its way to 0
-    clip_norm: float | None = (
-        10.0  # of the gradient; idle but for a Dirichlet inside, whose information is 100 times larger
-    )
+    # of the gradient; idle but for a Dirichlet inside, whose information is 100 times larger
+    clip_norm: float | None = 10.0
     seed: int = 0
 
     def __post_init__(self) -> None:

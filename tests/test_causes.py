@@ -12,7 +12,8 @@ from demur.paper.statistics import Known, Spread
 from demur.report.causes import by_cause, line_by_line
 from demur.report.sheet import as_markdown
 from demur.study.grid import Cell
-from demur.study.measuring import TEST, Value
+from demur.study.measuring import Value
+from demur.study.results import TEST
 from demur.study.table import Measured
 from tests.test_claims import measured
 

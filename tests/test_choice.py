@@ -22,8 +22,9 @@ from demur.report.sheet import Section, Sheet, as_markdown, markdown
 from demur.streams import generator_for
 from demur.study.fits import Data
 from demur.study.grid import Cell
-from demur.study.measuring import TEST, Value
+from demur.study.measuring import Value
 from demur.study.records import Record
+from demur.study.results import TEST
 from demur.study.table import Measured, cells_csv, gather, read_tables, results_csv
 from demur.tasks import Split, Store
 from demur.tasks import load as load_task

@@ -17,8 +17,9 @@ from demur.paper.verdicts import examine, waiting
 from demur.paper.views import LUCK, NOISE, own_view, printed_view
 from demur.report.page import write_report
 from demur.report.verdicts import claims_document
-from demur.study.measuring import TEST, Value
+from demur.study.measuring import Value
 from demur.study.records import Record
+from demur.study.results import TEST
 from demur.study.run import FAR_AWAY
 from demur.study.table import Measured, cells_csv, read_tables, results_csv
 

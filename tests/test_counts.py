@@ -22,8 +22,7 @@ from demur.study.cells import Place
 from demur.study.engine import results_of, run_cells
 from demur.study.fits import Data
 from demur.study.grid import Cell, Study
-from demur.study.measuring import TEST
-from demur.study.results import read_results
+from demur.study.results import TEST, read_results
 from demur.study.table import Measured, gather, measured_cell
 from demur.tasks import Store
 

@@ -30,8 +30,9 @@ from demur.paper.views import best_printed, own_view
 from demur.report import sections
 from demur.report.sections import missing_candidates
 from demur.report.sheet import Sheet, as_markdown, markdown
-from demur.study.measuring import TEST, Value
+from demur.study.measuring import Value
 from demur.study.records import Record
+from demur.study.results import TEST
 from demur.study.run import FAR_AWAY
 from demur.study.table import Measured, cells_csv, read_tables, results_csv
 

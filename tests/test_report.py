@@ -50,9 +50,9 @@ from demur.report.front import claim_cards, heat_maps
 from demur.report.page import write_report
 from demur.report.sheet import Code, Link, Sheet, Small, Strong, as_html, as_latex, as_markdown
 from demur.scores import max_prob_score
-from demur.study.measuring import TEST, Value, per_cent, resample_metric
+from demur.study.measuring import Value, per_cent, resample_metric
 from demur.study.records import Record
-from demur.study.results import Predicted, Result, write_further, write_result
+from demur.study.results import TEST, Predicted, Result, write_further, write_result
 from demur.study.run import FAR_AWAY
 from demur.study.run import Row as MeasuredRow
 from demur.study.table import Measured, cells_csv, results_csv

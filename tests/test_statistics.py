@@ -32,7 +32,8 @@ from demur.paper.statistics import (
 )
 from demur.paper.verdicts import examine
 from demur.paper.views import LUCK, own_view
-from demur.study.measuring import TEST, Value
+from demur.study.measuring import Value
+from demur.study.results import TEST
 from demur.study.table import Measured
 from tests.test_claims import measured
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from demur.data.catalogue import CATALOGUE
+from demur.data.catalogue import CATALOGUE, allowed_labels
 from demur.data.decode import MODES, image_shape
 from demur.data.formats import Part, find_reader, to_png
 from demur.data.store import Store, check_names, class_names, image_column, open_parquet, with_class_names
@@ -62,7 +62,7 @@ def number_labels(
             labels = np.array([numbers[label] for label in labels.tolist()])
     if labels.dtype.kind not in "iu":
         raise ValueError(f"{path} has labels of type {labels.dtype}; give whole numbers or names")
-    allowed = known.labels if known and known.labels else range(np.iinfo(np.int64).max)
+    allowed = allowed_labels(known)
     wrong = labels[(labels < allowed.start) | (labels >= allowed.stop)]
     if len(wrong):
         raise ValueError(f"{path} has label {wrong[0]}; labels of {name} are {allowed.start} to {allowed.stop - 1}")

@@ -48,6 +48,11 @@ class DataSet:
         return range(self.first_label, self.first_label + (len(self.classes) or self.num_classes))
 
 
+def allowed_labels(known: DataSet | None) -> range:
+    """Those of the data set; of one that is not in the catalogue, or has no classes there, any from 0."""
+    return known.labels if known and known.labels else range(2**63 - 1)
+
+
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 DIGITS = tuple("0123456789")
 

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from demur.data.catalogue import CATALOGUE, DataSet
+from demur.data.catalogue import CATALOGUE, DataSet, allowed_labels
 from demur.data.decode import decode, image_shape
 from demur.errors import first_line
 from demur.files import hash_file
@@ -206,7 +206,7 @@ def checked_labels(path: Path, column: pa.ChunkedArray, known: DataSet | None) -
     if not pa.types.is_integer(column.type) or column.null_count:
         raise ValueError(f"{path} has labels of type {column.type}, {column.null_count} of them null; number them all")
     labels = column.to_numpy().astype(np.int64)
-    allowed = known.labels if known and known.labels else range(np.iinfo(np.int64).max)
+    allowed = allowed_labels(known)
     wrong = np.flatnonzero((labels < allowed.start) | (labels >= allowed.stop))
     if len(wrong):
         raise ValueError(

@@ -15,7 +15,7 @@ from demur.paper.outdated import outdated_reasons
 from demur.paper.published import MEAN, PrintedValue, measured_as, printed_values
 from demur.paper.statistics import Known
 from demur.paper.views import LUCK, own_view, place, printed_view
-from demur.study.measuring import TEST
+from demur.study.results import TEST
 from demur.study.table import Measured
 from demur.tasks import IMAGES, TEXTS
 from demur.tasks.images import STAND_INS

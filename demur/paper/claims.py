@@ -15,7 +15,7 @@ from demur.paper.published import SHIFT_SETS, is_plain, outliers_of
 from demur.paper.statistics import ALIKE, Difference, Known, is_above, is_below, is_not_above, is_tie, mean_of
 from demur.paper.views import LUCK, NOISE, View, place
 from demur.study.grid import Cell
-from demur.study.measuring import TEST
+from demur.study.results import TEST
 from demur.study.run import FAR_AWAY
 from demur.tasks import IMAGES, TEXTS
 

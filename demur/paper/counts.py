@@ -12,8 +12,8 @@ from types import MappingProxyType
 from demur.paper.published import OOD_SETS
 from demur.study.fits import DataSource, Inputs
 from demur.study.grid import Cell
-from demur.study.measuring import TEST, Place, Value
-from demur.study.results import Result
+from demur.study.measuring import Place, Value
+from demur.study.results import TEST, Result
 from demur.study.table import Measured
 from demur.tasks import IMAGES, Store
 from demur.tasks.base import shuffled_order

@@ -16,7 +16,7 @@ import pandas as pd
 
 from demur.methods import PLAIN, split_method
 from demur.study.grid import Cell
-from demur.study.measuring import TEST
+from demur.study.results import TEST
 from demur.tasks import IMAGES, TEXTS
 
 MEAN = "mean"  # a column's set is this, TEST, or an OOD set's name

@@ -16,7 +16,7 @@ from demur.paper.published import OOD_SETS, Row, mean_but
 from demur.paper.statistics import Known, mean_of
 from demur.paper.views import View, best_printed
 from demur.study.grid import Cell
-from demur.study.measuring import TEST
+from demur.study.results import TEST
 from demur.study.run import FAR_AWAY
 from demur.study.table import Measured
 from demur.tasks.images import STAND_INS, VALIDATION_COUNT

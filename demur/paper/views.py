@@ -21,7 +21,7 @@ from demur.paper.published import (
 )
 from demur.paper.statistics import Known, Spread, assume_spread, mean_of, pool_spread
 from demur.study.grid import Cell
-from demur.study.measuring import TEST
+from demur.study.results import TEST
 from demur.study.table import Measured
 
 NOISE = "smooth"  # what the paper trains with where it trains with noise

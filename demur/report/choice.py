@@ -23,7 +23,8 @@ from demur.report.field import minutes, up_to_date, with_deviation
 from demur.report.sections import candidate_name
 from demur.report.sheet import Code, Link, Section, Sheet, Strong, Text
 from demur.study.grid import Cell
-from demur.study.measuring import TEST, per_cent, with_sign
+from demur.study.measuring import per_cent, with_sign
+from demur.study.results import TEST
 from demur.study.table import Measured
 
 FULL = Kind("corrected", None, None)

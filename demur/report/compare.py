@@ -19,7 +19,8 @@ from demur.paper.views import Place, View, by_place, own_view, place
 from demur.report.sheet import Code, Sheet, Small, Strong, Text
 from demur.scores import MEASURED, SCORES
 from demur.study.grid import Cell
-from demur.study.measuring import TEST, per_cent
+from demur.study.measuring import per_cent
+from demur.study.results import TEST
 from demur.study.table import Measured
 from demur.tasks.images import STAND_INS
 
@@ -198,7 +199,7 @@ def _fill(table: Wanted, kind: Kind, cells: Sequence[Measured], view: View) -> S
     if not any(values.values()):
         return None
     tasks = dict.fromkeys(column.task for column in columns)
-    lacking = {run.cell.task for run in cells if run.record.missing}
+    incomplete = {run.cell.task for run in cells if run.record.missing}
     rows: list[list[Text]] = []
     ruled = []
     for group in table.groups:
@@ -210,7 +211,7 @@ def _fill(table: Wanted, kind: Kind, cells: Sequence[Measured], view: View) -> S
                     values[row, column],
                     table.printed.get((row, column)),
                     best[column],
-                    column.task in lacking and column.set.startswith(MEAN),
+                    column.task in incomplete and column.set.startswith(MEAN),
                 )
                 for column in columns
             )

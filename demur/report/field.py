@@ -14,7 +14,8 @@ from demur.paper.views import View, own_view, place
 from demur.report.sheet import Code, Section, Sheet, Text
 from demur.scores import SCORES
 from demur.study.grid import Cell
-from demur.study.measuring import TEST, per_cent
+from demur.study.measuring import per_cent
+from demur.study.results import TEST
 from demur.study.table import Measured
 
 TASKS = ("cifar10", "cifar100")

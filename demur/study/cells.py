@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import demur
 from demur.checkpoint import checkpointed, seconds_in
@@ -27,7 +27,7 @@ from demur.scores import score_named
 from demur.study.fits import DataSource, Fit, Further, describe_fit, folder_name
 from demur.study.grid import Cell, Study
 from demur.study.records import DamagedCell, Record, read_record, write_record
-from demur.study.results import POSTERIOR, is_done, write_further, write_result, write_scores
+from demur.study.results import POSTERIOR, TEST, is_done, ood_name, write_further, write_result, write_scores
 from demur.tasks import Store, Task
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -66,8 +66,13 @@ def digests_of(data: DataSource, store: Store, device: str) -> Mapping[str, str]
     """Of every set of the task, by name."""
     task = load_data(data, store, device)
     fitted_with = {name: getattr(task.training, name) for name in FITTED_WITH}
-    data_tested = {"test": task.testing.test, **{f"ood/{name}": x for name, x in task.testing.ood.items()}}
-    return {name: digest(value) for name, value in {**fitted_with, **data_tested}.items()}
+    tested_with = tested_sets(task) | {TEST: task.testing.test}  # with its labels
+    return {name: digest(value) for name, value in {**fitted_with, **tested_with}.items()}
+
+
+def tested_sets(task: Task) -> dict[str, Tensor]:
+    """The inputs of the test data and of every OOD set, under the names that cells have for them."""
+    return {TEST: task.testing.test.x, **{ood_name(name): x for name, x in task.testing.ood.items()}}
 
 
 def parts_of(fit: Fit) -> list[Fit]:
@@ -182,8 +187,7 @@ def predict_sets(cell: Cell, fit: Fit, posterior: Posterior, place: Place) -> No
     task = load_data(fit.data, place.store, place.device)
     likelihood = fit.likelihood(task.num_classes)
     started = time.perf_counter()
-    inputs = {"test": task.testing.test.x, **{f"ood/{name}": x for name, x in task.testing.ood.items()}}
-    sets = {name: predict(posterior, likelihood, x) for name, x in inputs.items()}
+    sets = {name: predict(posterior, likelihood, x) for name, x in tested_sets(task).items()}
     seconds = {"fit": read_seconds(folder), "predict": time.perf_counter() - started}
     digests = digests_of(fit.data, place.store, place.device)
     # a posterior of an older version does not say what it was fitted with
@@ -252,7 +256,7 @@ def add_scores(fit: Fit, place: Place, further: Mapping[str, Further], names: Se
     with locked(folder):
         record = read_record(folder)
         scores = [score_named(name) for name in record.lacks_scores(names)]
-        inputs = {"test": task.testing.test.x, **{f"ood/{name}": x for name, x in task.testing.ood.items()}}
+        inputs = tested_sets(task)
         for kind in record.further:
             inputs |= choose(further, kind, "further inputs")(fit.data, place.store)[1]
         learnt = fit_scores(scores, posterior, likelihood, task.training.train)

@@ -8,7 +8,7 @@ from typing import Any
 
 from demur.inference import Inference
 from demur.methods import Method, parse_method
-from demur.names import choose, choose_or_import, is_imported
+from demur.names import choose, choose_or_import, is_import_path
 from demur.networks import Network
 from demur.study.fits import Data, DataSource, Fit, Further, OwnData, describe
 from demur.tasks import TASKS, Store, Task, default_outliers
@@ -146,7 +146,7 @@ def study(
 def _task_named(task: str) -> tuple[str, MakeTask | None]:
     """None where demur's own `load` makes it."""
     make = choose_or_import(TASKS, task, "task")
-    return (task.rpartition(":")[2], make) if is_imported(task) else (task, None)
+    return (task.rpartition(":")[2], make) if is_import_path(task) else (task, None)
 
 
 def _settings(networks: Any, task: str, recipe: Recipe) -> Settings:

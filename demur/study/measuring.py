@@ -12,9 +12,8 @@ from demur.measures import STANDARD, Measures, ood_metrics, value_name
 from demur.metrics import METRICS, Array, Counts, Prediction, Separation
 from demur.outliers.values import sets_of
 from demur.scores import SCORES, Score
-from demur.study.results import Result
+from demur.study.results import TEST, Result
 
-TEST = "test"  # what a value is of: this, an OOD set, or a mean
 DIGITS = 6  # after the point, of a fraction
 
 

@@ -3,13 +3,13 @@
 import sys
 from pathlib import Path
 
-from demur.names import import_module, import_named, is_imported
+from demur.names import import_module, import_named, is_import_path
 from demur.study.grid import Study
 
 
 def is_own(name: str) -> bool:
     """Whether it is the name of a file, or of something in a module."""
-    return _file_in(name) is not None or is_imported(name)
+    return _file_in(name) is not None or is_import_path(name)
 
 
 def open_study(name: str) -> Study:

@@ -26,6 +26,7 @@ from demur.study.records import (
     write_record,
 )
 
+TEST, OOD = "test", "ood/"  # the set of test data; before the names of the others
 PREDICTIONS, POSTERIOR = "predictions.safetensors", "posterior.safetensors"
 SHARD = 15 * 2**20  # bytes of a packed file
 FOLDER = re.compile(r"\w[\w+.-]*")  # what folder_name makes
@@ -49,6 +50,11 @@ class Result:
     ood: Mapping[str, Prediction]
     record: Record
     further: Mapping[str, Predicted] = field(default_factory=dict)
+
+
+def ood_name(name: str) -> str:
+    """What an OOD set is called among the sets of a cell."""
+    return f"{OOD}{name}"
 
 
 def write_result(folder: Path, y: Tensor, sets: Mapping[str, Prediction], record: Record) -> None:
@@ -173,9 +179,9 @@ def read_result(folder: Path, cell: Cell) -> Result:
     record = read_record(folder)
     digests = record.digests
     main = read_predictions(folder / PREDICTIONS, record.sets, digests.get(PREDICTIONS))
-    if len(main.y) != len(main.sets["test"]):
-        raise DamagedCell(folder / PREDICTIONS, f"{len(main.sets['test'])} predictions have {len(main.y)} labels")
-    if len(main.y) == 0 or not 0 <= int(main.y.min()) <= int(main.y.max()) < main.sets["test"].probs.shape[1]:
+    if len(main.y) != len(main.sets[TEST]):
+        raise DamagedCell(folder / PREDICTIONS, f"{len(main.sets[TEST])} predictions have {len(main.y)} labels")
+    if len(main.y) == 0 or not 0 <= int(main.y.min()) <= int(main.y.max()) < main.sets[TEST].probs.shape[1]:
         raise DamagedCell(folder / PREDICTIONS, "there are labels of no class, or none")
     further = {
         kind: read_predictions(folder / file_of(kind), record.further[kind], digests.get(file_of(kind)))
@@ -184,8 +190,8 @@ def read_result(folder: Path, cell: Cell) -> Result:
     }
     if record.scores:
         main, further = _with_scores(folder, record, main, further)
-    ood = {name.removeprefix("ood/"): prediction for name, prediction in main.sets.items() if name.startswith("ood/")}
-    return Result(cell, main.y, main.sets["test"], ood, record, further)
+    ood = {name.removeprefix(OOD): prediction for name, prediction in main.sets.items() if name.startswith(OOD)}
+    return Result(cell, main.y, main.sets[TEST], ood, record, further)
 
 
 def _with_scores(

@@ -23,9 +23,9 @@ from demur.measures import Measures, measures_with, score_named_in
 from demur.outliers.values import current_name
 from demur.scores import MEASURED
 from demur.study.grid import Cell
-from demur.study.measuring import TEST, Value, Values
+from demur.study.measuring import Value, Values
 from demur.study.records import RECORD, RECORD_TYPES, DamagedCell, Record, join_further, leave_out, record_from
-from demur.study.results import Result, find_cells, read_result
+from demur.study.results import TEST, Result, find_cells, ood_name, read_result
 from demur.tasks.images import STAND_INS
 
 RESULTS, CELLS = "results.csv", "cells.csv"
@@ -49,7 +49,7 @@ class Measured:
     def data(self, name: str) -> str | None:
         """The digest of the set of that name, test data or OOD, or of a kind of further inputs; None where unknown."""
         kind = name.partition("/")[0]
-        return self.record.data.get(kind if kind in (TEST, *self.cell.further) else f"ood/{name}")
+        return self.record.data.get(kind if kind in (TEST, *self.cell.further) else ood_name(name))
 
     def value(self, name: str, metric: str) -> Value | None:
         """On the set of that name, or on the one that stands in for it."""
