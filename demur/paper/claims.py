@@ -4,7 +4,7 @@ A claim is data: its words, and tests, each of which compares two methods in one
 in the mean). What is there is tested; the rest waits.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from types import MappingProxyType
@@ -140,86 +140,43 @@ class Test:
         return (self.one, self.outliers), (self.other, None)
 
 
-Tests = Iterator[Test]
+Pairs = tuple[tuple[str, str], ...]
 
 
-def alone_unsure_of_noise(task: str) -> Tests:
-    for quantity, other in product(("accuracy", "confidence"), WITHOUT):
-        yield Test((task,), quantity, "map+oe", "like", other)
-    for other in WITHOUT:
-        yield Test((task,), "confidence on noise", "map+oe", "below", other)
+@dataclass(frozen=True)
+class Comparison:
+    """Tests that differ in their methods and tasks alone: the first method of each pair against the second."""
+
+    quantity: str
+    pairs: Pairs
+    rule: str
+    outliers: str | None = None
+    counts: bool = True
+    only: tuple[str, ...] = ()  # of the claim's tasks; empty for all
+
+    def on(self, *tasks: str) -> Iterator[Test]:
+        """On one task, or in the mean over several."""
+        for one, other in self.pairs:
+            yield Test(tasks, self.quantity, one, self.rule, other, self.outliers, self.counts)
 
 
-def plain_lose(task: str) -> Tests:
-    for quantity, other in product(("FPR95", "FPR95 on uniform noise"), WITHOUT):
-        yield Test((task,), quantity, "map+oe", "below", other, counts=quantity == "FPR95")
+def every_pair(ones: Iterable[str], others: Iterable[str]) -> Pairs:
+    return tuple(product(ones, others))
 
 
-def reach_exposure(task: str) -> Tests:
-    for method in WITH_OUTLIERS:
-        yield Test((task,), "FPR95", method, "below", "de")
-        yield Test((task,), "FPR95", method, "not above", "map+oe")
+def without_outliers(*methods: str) -> Pairs:
+    """Each with the same inference that is shown none."""
+    return tuple((method, split_method(method)[0]) for method in methods)
 
 
-def none_class_best(task: str) -> Tests:
-    for inference, way in product(("vb", "la"), WAYS[1:]):
-        one, other = f"{inference}+nc", f"{inference}+{way}"
-        if task == EASY[0]:  # once, over all tasks
-            yield Test(tuple(IMAGES), "FPR95", one, "not above", other)
-        yield Test((task,), "FPR95", one, "not above", other, counts=False)
-
-
-def soft_labels_by_difficulty(task: str) -> Tests:
-    for inference in ("vb", "la"):
-        soft = f"{inference}+sl"
-        for way in ("nc", "ml", "oe") if task in EASY else ():
-            yield Test((task,), "FPR95", soft, "not above", f"{inference}+{way}")
-        if task in HARD:
-            yield Test((task,), "accuracy", soft, "below", inference)
-            yield Test((task,), "ECE", inference, "below", soft)
-
-
-def better_calibrated(task: str) -> Tests:
-    for method, point in product(WITH_OUTLIERS, ("map", "map+oe")):
-        yield Test((task,), "ECE", method, "below", point)
-
-
-def calibrated_with_noise(task: str) -> Tests:
-    for method in LA_WITH_OUTLIERS:
-        yield Test((task,), "ECE", method, "not above", "map", NOISE)
-    yield Test((task,), "ECE", "map+oe", "above", "map", NOISE)
-
-
-def noise_is_enough(task: str) -> Tests:
-    for method in ("map+oe", *LA_WITH_OUTLIERS):
-        yield Test((task,), "FPR95 of unseen sets", method, "below", split_method(method)[0], NOISE)
-
-
-def text_gains(task: str) -> Tests:
-    for method in ("map+oe", *LA_WITH_OUTLIERS):
-        yield Test((task,), "FPR95", method, "below", split_method(method)[0])
-
-
-def others_gain(task: str) -> Tests:
-    for inference in ("flipout", "csghmc", "de"):
-        yield Test((task,), "FPR95", f"{inference}+nc", "below", inference)
-
-
-def unsure_far_away(task: str) -> Tests:
-    for inference, way in product(("vb", "la"), ("", "+oe")) if task != "blobs" else [("la", "+oe")]:
-        yield Test((task,), "confidence far away", inference + way, "below", "map" + way)
-
-
-def under_shift(task: str) -> Tests:
-    for inference in ("vb", "la"):
-        for way in WAYS[1:]:
-            yield Test((task,), "ECE under shift", f"{inference}+{way}", "below", inference)
-        yield Test((task,), "ECE under shift", f"{inference}+nc", "above", inference)
-
-
-def cheap(task: str) -> Tests:
-    yield Test((task,), "seconds", "map+oe", "at most twice", "map")
-    yield Test((task,), "seconds that Laplace adds", "la+oe", "at most twice", "la")
+def other_ways(way: str) -> Pairs:
+    """Each inference with one way to show outliers, and with each other."""
+    return tuple(
+        (method_name(inference, way), method_name(inference, other))
+        for inference in ("vb", "la")
+        for other in WAYS
+        if other != way
+    )
 
 
 # the claims, in the paper's order -----------------------------------------------------------------------------------
@@ -232,12 +189,21 @@ class Claim:
     criterion: str  # what says yes
     studies: tuple[str, ...]  # that have its cells
     tasks: tuple[str, ...]
-    of_task: Callable[[str], Tests]
+    comparisons: tuple[Comparison, ...]
+    over_tasks: tuple[Comparison, ...] = ()  # in the mean over the tasks
     is_printed: bool = True  # whether the paper prints values to test
 
     @property
     def tests(self) -> list[Test]:
-        return [test for task in self.tasks for test in self.of_task(task)]
+        means = (test for comparison in self.over_tasks for test in comparison.on(*self.tasks))
+        of_each = (
+            test
+            for task in self.tasks
+            for comparison in self.comparisons
+            if task in (comparison.only or self.tasks)
+            for test in comparison.on(task)
+        )
+        return [*means, *of_each]
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -252,6 +218,7 @@ class Claim:
 
 
 IMAGE_TASKS, TEXT_TASKS = tuple(IMAGES), tuple(TEXTS)
+FROM_AFAR = (("vb", "map"), ("vb+oe", "map+oe"), ("la", "map"), ("la+oe", "map+oe"))
 APART = "Uniform noise, where one network's luck moves everything, is judged apart and does not count."
 
 CLAIMS: tuple[Claim, ...] = (
@@ -263,7 +230,11 @@ CLAIMS: tuple[Claim, ...] = (
         "confidence is clearly below each of theirs.",
         ("table1",),
         IMAGE_TASKS,
-        alone_unsure_of_noise,
+        (
+            Comparison("accuracy", every_pair(["map+oe"], WITHOUT), "like"),
+            Comparison("confidence", every_pair(["map+oe"], WITHOUT), "like"),
+            Comparison("confidence on noise", every_pair(["map+oe"], WITHOUT), "below"),
+        ),
     ),
     Claim(
         "Plain Bayesian networks lose to OE",
@@ -271,7 +242,10 @@ CLAIMS: tuple[Claim, ...] = (
         f"OE's mean FPR95 is clearly below that of `de`, `vb` and `la`. {APART}",
         ("table1",),
         IMAGE_TASKS,
-        plain_lose,
+        (
+            Comparison("FPR95", every_pair(["map+oe"], WITHOUT), "below"),
+            Comparison("FPR95 on uniform noise", every_pair(["map+oe"], WITHOUT), "below", counts=False),
+        ),
     ),
     Claim(
         "Trained with outliers, Bayesian networks beat ensembles and reach OE",
@@ -281,7 +255,10 @@ CLAIMS: tuple[Claim, ...] = (
         "not clearly above that of `map+oe`. Uniform noise is left out of the mean.",
         ("table1",),
         IMAGE_TASKS,
-        reach_exposure,
+        (
+            Comparison("FPR95", every_pair(WITH_OUTLIERS, ["de"]), "below"),
+            Comparison("FPR95", every_pair(WITH_OUTLIERS, ["map+oe"]), "not above"),
+        ),
     ),
     Claim(
         "NC is the best way in general",
@@ -290,7 +267,8 @@ CLAIMS: tuple[Claim, ...] = (
         "Single tasks stand beside. Uniform noise is left out of the mean.",
         ("table1",),
         IMAGE_TASKS,
-        none_class_best,
+        (Comparison("FPR95", other_ways("nc"), "not above", counts=False),),
+        over_tasks=(Comparison("FPR95", other_ways("nc"), "not above"),),
     ),
     Claim(
         "SL is best on easy tasks, and costs accuracy and calibration on hard ones",
@@ -300,7 +278,11 @@ CLAIMS: tuple[Claim, ...] = (
         "outliers.",
         ("table1",),
         (*EASY, *HARD),
-        soft_labels_by_difficulty,
+        (
+            Comparison("FPR95", other_ways("sl"), "not above", only=EASY),
+            Comparison("accuracy", without_outliers("vb+sl", "la+sl"), "below", only=HARD),
+            Comparison("ECE", (("vb", "vb+sl"), ("la", "la+sl")), "below", only=HARD),
+        ),
     ),
     Claim(
         "Trained with outliers, Bayesian networks are better calibrated than MAP and OE",
@@ -308,7 +290,7 @@ CLAIMS: tuple[Claim, ...] = (
         "The ECE of each of the eight is clearly below that of `map` and that of `map+oe`.",
         ("table1",),
         IMAGE_TASKS,
-        better_calibrated,
+        (Comparison("ECE", every_pair(WITH_OUTLIERS, ["map", "map+oe"]), "below"),),
     ),
     Claim(
         "Trained with noise, OE is worse calibrated than MAP, Laplace is not",
@@ -317,7 +299,10 @@ CLAIMS: tuple[Claim, ...] = (
         "way it is shown outliers, is not.",
         ("noise", "table1"),
         IMAGE_TASKS,
-        calibrated_with_noise,
+        (
+            Comparison("ECE", every_pair(LA_WITH_OUTLIERS, ["map"]), "not above", NOISE),
+            Comparison("ECE", (("map+oe", "map"),), "above", NOISE),
+        ),
     ),
     Claim(
         "Synthetic noise is enough",
@@ -326,7 +311,7 @@ CLAIMS: tuple[Claim, ...] = (
         "over all OOD sets but noise.",
         ("noise", "table1"),
         IMAGE_TASKS,
-        noise_is_enough,
+        (Comparison("FPR95 of unseen sets", without_outliers("map+oe", *LA_WITH_OUTLIERS), "below", NOISE),),
     ),
     Claim(
         "Text gains as well",
@@ -336,7 +321,7 @@ CLAIMS: tuple[Claim, ...] = (
         "whether unknown words are told, not whether texts are.",
         ("text",),
         TEXT_TASKS,
-        text_gains,
+        (Comparison("FPR95", without_outliers("map+oe", *LA_WITH_OUTLIERS), "below"),),
     ),
     Claim(
         "Flipout, CSGHMC and ensembles gain too",
@@ -344,7 +329,7 @@ CLAIMS: tuple[Claim, ...] = (
         "The mean FPR95 with NC is clearly below that without. Uniform noise is left out of the mean.",
         ("aux",),
         ("cifar10", "cifar100"),
-        others_gain,
+        (Comparison("FPR95", without_outliers("flipout+nc", "csghmc+nc", "de+nc"), "below"),),
     ),
     Claim(
         "Far from the data, Bayesian methods are less confident",
@@ -354,7 +339,10 @@ CLAIMS: tuple[Claim, ...] = (
         "outliers, low confidence may be certainty.",
         ("table1", "toy"),
         ("blobs", *IMAGE_TASKS),
-        unsure_far_away,
+        (
+            Comparison("confidence far away", (("la+oe", "map+oe"),), "below", only=("blobs",)),
+            Comparison("confidence far away", FROM_AFAR, "below", only=IMAGE_TASKS),
+        ),
         is_printed=False,
     ),
     Claim(
@@ -365,7 +353,11 @@ CLAIMS: tuple[Claim, ...] = (
         "clearly above, that of the same inference without outliers.",
         ("shift",),
         ("cifar10",),
-        under_shift,
+        tuple(
+            Comparison("ECE under shift", without_outliers(*(f"{inference}+{way}" for way in ways)), rule)
+            for inference in ("vb", "la")
+            for ways, rule in ((WAYS[1:], "below"), (WAYS[:1], "above"))
+        ),
     ),
     Claim(
         "Training with outliers is cheap",
@@ -374,7 +366,10 @@ CLAIMS: tuple[Claim, ...] = (
         "what Laplace adds to its network. Only networks that had the device alone are compared.",
         ("table1",),
         IMAGE_TASKS,
-        cheap,
+        (
+            Comparison("seconds", (("map+oe", "map"),), "at most twice"),
+            Comparison("seconds that Laplace adds", (("la+oe", "la"),), "at most twice"),
+        ),
         is_printed=False,
     ),
 )
