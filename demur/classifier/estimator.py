@@ -172,11 +172,10 @@ class Classifier(Predictor, ClassifierMixin, BaseEstimator):  # type: ignore[mis
             train = kinds.take_rows(inputs, rows.train)
             self.preprocessing_ = self.backbone_.inputs if self.backbone_ else kinds.learn_preprocessing(train, kind)
         self.likelihood_ = method.likelihood(len(self.classes_))
-        trained_rows = balance_rows(rows.train, codes) if self.balance else rows.train
-        data, shown = self._read(inputs, codes, rows._replace(train=trained_rows), outliers, seed, previous)
+        data, shown = self._read(inputs, codes, rows, outliers, seed, previous)
         frozen = self.encoder_ is not None
         training = data.training(augmentation(self.augment, kind, data.train.x.shape, frozen))
-        plan = self._plan(method, training, len(rows.train), seed, previous)
+        plan = self._plan(method, training, data.num_trained, seed, previous)
         training = training.to(device_of(self.device))
         self.posterior_, curves = fit_within_limit(
             plan.inference,
@@ -188,15 +187,15 @@ class Classifier(Predictor, ClassifierMixin, BaseEstimator):  # type: ignore[mis
             num_predicted=data.num_held_out + (0 if plan.score.fit is None else len(data.train)),
             hint=suggest_backbone(kind) if self.backbone_ is None else "tune='head', " * (self.tune != "head"),
         )
-        self.fitted_scores_ = fit_score(plan.score, self.posterior_, self.likelihood_, training.train, trained_rows)
+        self.fitted_scores_ = fit_score(plan.score, self.posterior_, self.likelihood_, training.train, data.rows)
         measured = self._calibrate(plan.score, data)
         self.report_ = {
             "method": method.name,
             **({"continued": plan.continued} if plan.continued else {}),
             **({"backbone": self.backbone_.name, "tune": self.tune} if self.backbone_ else {}),
-            "trained": len(rows.train),
-            "tuned": len(rows.tuning),
-            "calibrated": len(rows.calibration),
+            "trained": data.num_trained,
+            "tuned": len(data.tuning),
+            "calibrated": len(data.calibration),
             **measured,
             **describe_prior(self.posterior_),
             **({"laplace_over": plan.inference.over} if isinstance(plan.inference, Laplace | KroneckerLaplace) else {}),
@@ -243,14 +242,16 @@ class Classifier(Predictor, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self, inputs: Any, codes: Tensor, rows: Rows, outliers: Any, seed: int, previous: "Classifier | None"
     ) -> tuple[FitData, ShownOutliers]:
         """In- and outliers as the network takes them, or as a frozen backbone's features."""
+        trained_rows = balance_rows(rows.train, codes) if self.balance else rows.train
         train, tuning, calibration = (
-            Split(self.preprocessing_.read(kinds.take_rows(inputs, part)), codes[part]) for part in rows
+            Split(self.preprocessing_.read(kinds.take_rows(inputs, part)), codes[part])
+            for part in (trained_rows, rows.tuning, rows.calibration)
         )
         known = None if previous is None else previous.held_out_hashes_
         shown = gather_outliers(self, outliers, train.x, tuning.x, seed, known)
         unseen = None if outliers is None else shown.unseen  # synthetic ones are made anew in every fit
         self.held_out_hashes_ = hash_fitted([train.x, shown.given], tuning.x, calibration.x, unseen, previous)
-        data = FitData(train, tuning, calibration, shown.source, shown.unseen)
+        data = FitData(train, tuning, calibration, shown.source, shown.unseen, trained_rows)
         if self.backbone_ and self.tune == "head":
             self.encoder_, data = encode_data(data, self.backbone_, device_of(self.device), self.cache, self.encoder_)
         return data, replace(shown, source=data.outliers)

@@ -54,6 +54,12 @@ class FitData:
     calibration: Split
     outliers: OutlierSource | None
     unseen: Tensor | None  # outliers that were held out
+    rows: Tensor  # of X, for each training input: those of rare classes may be trained with several times
+
+    @property
+    def num_trained(self) -> int:
+        """Inputs that are trained with, each counted once."""
+        return len(self.rows.unique())
 
     @property
     def num_held_out(self) -> int:
@@ -153,7 +159,7 @@ def encode_data(
         outliers = Fixed(scale(compute(pool[chosen])))
     tuning, calibration = (Split(scale(compute(split.x)), split.y) for split in (data.tuning, data.calibration))
     unseen = None if data.unseen is None else scale(compute(data.unseen))
-    return encoder, FitData(Split(scale(train), data.train.y), tuning, calibration, outliers, unseen)
+    return encoder, FitData(Split(scale(train), data.train.y), tuning, calibration, outliers, unseen, data.rows)
 
 
 def resolve_recipe(model: "Classifier", count: int, seed: int) -> Recipe:
