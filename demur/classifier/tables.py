@@ -61,22 +61,22 @@ class Number:
 
     @classmethod
     def of(cls, values: Array, name: str, date: bool = False) -> "Number":
-        present = values[~np.isnan(values)]
-        if np.isinf(present).any():
+        there = values[~np.isnan(values)]
+        if np.isinf(there).any():
             raise ValueError(f"X has an infinite value in column {name!r}; write it as a number, or leave it empty")
-        if not len(present):
+        if not len(there):
             return cls(0.0, 1.0, 0.0, True, date)
         with np.errstate(over="ignore", invalid="ignore"):
-            mean, deviation = float(present.mean()), float(present.std())
+            mean, deviation = float(there.mean()), float(there.std())
         if not np.isfinite([mean, deviation]).all():
             raise ValueError(
-                f"X has values up to {np.abs(present).max():g} in column {name!r}, too large to be standardised; "
-                "divide the column, or take its logarithm"
+                f"X has values up to {np.abs(there).max():g} in column {name!r}, too large to be standardised; divide "
+                "the column, or take its logarithm"
             )
-        constant = deviation <= 1e-12 * np.abs(present).max()  # or varies by rounding only
-        quantiles = () if constant else tuple(np.quantile(present, np.linspace(0, 1, QUANTILES + 1)).tolist())
-        scale, fill = 1.0 if constant else deviation, float(np.median(present))
-        return cls(mean, scale, fill, len(present) < len(values), date, quantiles)
+        constant = deviation <= 1e-12 * np.abs(there).max()  # or varies by rounding only
+        quantiles = () if constant else tuple(np.quantile(there, np.linspace(0, 1, QUANTILES + 1)).tolist())
+        scale, fill = 1.0 if constant else deviation, float(np.median(there))
+        return cls(mean, scale, fill, len(there) < len(values), date, quantiles)
 
     @cached_property
     def group(self) -> Group:
@@ -127,19 +127,19 @@ class Category:
     @classmethod
     def of(cls, cells: pd.Series) -> "Category":
         names = _names(cells)
-        present = names[names != MISSING]
-        distinct, count = np.unique(present.astype(str), return_counts=True)
+        there = names[names != MISSING]
+        distinct, count = np.unique(there.astype(str), return_counts=True)
         order = np.lexsort((distinct, -count))
         values = [str(distinct[place]) for place in order if count[place] >= FEWEST][:MOST]
         rare = sorted({*distinct.tolist()} - {*values})
         is_open = len(rare) > KNOWN or (count == 1).sum() > NEW * len(names)
-        return cls(tuple(values), () if is_open else tuple(rare), len(present) < len(names), bool(is_open))
+        return cls(tuple(values), () if is_open else tuple(rare), len(there) < len(names), bool(is_open))
 
     @cached_property
     def entries(self) -> tuple[str, ...]:
         """The last stands for what was never seen in training, unless the column is open."""
         has = {RARE: self.open or self.rare, MISSING: self.gaps, UNSEEN: not self.open}
-        return (*self.values, *(name for name, wanted in has.items() if wanted))
+        return (*self.values, *(name for name, there in has.items() if there))
 
     @cached_property
     def places(self) -> dict[str, int]:
@@ -181,19 +181,19 @@ def _column(cells: pd.Series, name: str) -> Column:
         return Number.of(_numbers(cells), name)
     if not (pd.api.types.is_string_dtype(kind) or pd.api.types.is_object_dtype(kind)):
         raise ValueError(f"X has column {name!r} of dtype {kind}; make it {CELLS}")
-    present = cells[~_missing(cells)]
-    present = present[[not isinstance(cell, bool | np.bool_) for cell in present]]
-    if len(present):
+    there = cells[~_missing(cells)]
+    there = there[[not isinstance(cell, bool | np.bool_) for cell in there]]
+    if len(there):
         for convert, what in ((_numbers, "number"), (_days, "date")):
-            good = ~np.isnan(convert(present))
+            good = ~np.isnan(convert(there))
             if good.all():
                 return Number.of(convert(cells), name, date=convert is _days)
             if good.mean() >= 0.5:
                 raise ValueError(
-                    f"X has {present.iloc[int(good.argmin())]!r} in column {name!r}, among {what}s; write it as a "
+                    f"X has {there.iloc[int(good.argmin())]!r} in column {name!r}, among {what}s; write it as a "
                     f"{what} or leave it empty, or give the column as categories (dtype 'category')"
                 )
-        _warn_of_numbers(present, name)
+        _warn_of_numbers(there, name)
     return Category.of(cells)
 
 
@@ -201,12 +201,12 @@ def _is_dictionary(kind: Any) -> bool:
     return isinstance(kind, pd.ArrowDtype) and pa.types.is_dictionary(kind.pyarrow_dtype)
 
 
-def _warn_of_numbers(present: pd.Series, name: str) -> None:
+def _warn_of_numbers(there: pd.Series, name: str) -> None:
     """Of a column that is read as names, and looks like something else to a reader."""
-    alike = [isinstance(cell, str) and re.fullmatch(NUMBER_LIKE, cell) is not None for cell in present]
+    alike = [isinstance(cell, str) and re.fullmatch(NUMBER_LIKE, cell) is not None for cell in there]
     if np.mean(alike) >= 0.5:
         warnings.warn(
-            f"column {name!r} has cells such as {present.iloc[alike.index(True)]!r}, which are read as names; if they "
+            f"column {name!r} has cells such as {there.iloc[alike.index(True)]!r}, which are read as names; if they "
             "are numbers or dates, write them like 1234.5 or 2020-12-31",
             stacklevel=2,
         )

@@ -72,13 +72,13 @@ def is_mixed(parts: Iterable[pa.RecordBatch], path: Path) -> bool:
     for part in parts:
         for name, cells in zip(part.schema.names, part.columns, strict=True):
             if pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type):
-                present = without_gaps(pa.chunked_array([cells.cast(pa.string())]))
-                places = _words_in(present)
+                there = without_gaps(pa.chunked_array([cells.cast(pa.string())]))
+                places = _words_in(there)
                 words[name] += len(places)
-                numbers[name] += len(present) - present.null_count - len(places)
+                numbers[name] += len(there) - there.null_count - len(places)
                 if places:
-                    first.setdefault(name, (present[places[0]].as_py(), rows + places[0] + 1))
-                mixed |= bool(present.null_count)
+                    first.setdefault(name, (there[places[0]].as_py(), rows + places[0] + 1))
+                mixed |= bool(there.null_count)
             elif pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type):
                 mixed |= bool(cells.null_count) or bool(np.isnan(np.asarray(cells, np.float64)).any())
             else:
@@ -142,8 +142,8 @@ def open_parquet(
     texts = not columns and "text" in header
     features = ["text"] if texts else columns
     named = label_column(header, path, asked.label, features) if labelled else None
-    chosen = feature_columns(header, path, features, named)
-    for name in chosen:
+    taken = feature_columns(header, path, features, named)
+    for name in taken:
         kind = file.schema_arrow.field(name).type
         plain = pa.types.is_integer(kind) or pa.types.is_floating(kind)
         if not any(usable(kind) for usable in USABLE) or (mixed is False and not texts and not plain):
@@ -160,11 +160,11 @@ def open_parquet(
             yield pa.record_batch([plain_strings(part[name]) for name in wanted], names=list(wanted))
 
     if mixed is None and not texts:
-        mixed = is_mixed(parts(chosen), path)
+        mixed = is_mixed(parts(taken), path)
 
     def batches() -> Iterator[Batch]:
         counted = itertools.count(first)
-        for part in parts([*chosen, *([named] if named else [])]):
+        for part in parts([*taken, *([named] if named else [])]):
             rows = pa.Table.from_batches([part])
             names = [str(next(counted)) for _ in range(len(rows))]
             y = None
@@ -182,13 +182,13 @@ def open_parquet(
                     raise ValueError(wrong[min(wrong)])
                 yield Batch(names, [text for text in sentences if isinstance(text, str)], y, wrong)
                 continue
-            rows = rows.select(chosen)
+            rows = rows.select(taken)
             if mixed:
                 wrong = wrong_cells(rows, path, names, asked.check, asked.tolerant)
             else:
-                rows = rows.cast(pa.schema([(name, pa.float64()) for name in chosen]))
-                wrong = wrong_rows(np.asarray(rows), path, names, chosen, asked.tolerant)
+                rows = rows.cast(pa.schema([(name, pa.float64()) for name in taken]))
+                wrong = wrong_rows(np.asarray(rows), path, names, taken, asked.tolerant)
             right = pa.array([row not in wrong for row in range(len(rows))], pa.bool_())
             yield Batch(names, rows.filter(right), y, wrong)
 
-    return Inputs("texts" if texts else "tables", batches(), columns=() if texts else tuple(chosen), mixed=bool(mixed))
+    return Inputs("texts" if texts else "tables", batches(), columns=() if texts else tuple(taken), mixed=bool(mixed))

@@ -65,14 +65,14 @@ def open_csv(stream: io.BufferedReader, asked: Asked) -> Inputs:
     header, delimiter = read_header(stream, path, columns)
     texts = not columns and "text" in header
     label = label_column(header, path, asked.label, ("text",) if texts else columns) if labelled else asked.label
-    chosen = feature_columns(header, path, ["text"] if texts else columns, label if labelled else None)
+    taken = feature_columns(header, path, ["text"] if texts else columns, label if labelled else None)
     reopened = reopener(stream)
     mixed = asked.mixed
     if mixed is None and not texts:
-        every = pa.csv.ConvertOptions(column_types=dict.fromkeys(chosen, pa.string()), include_columns=chosen)
+        every = pa.csv.ConvertOptions(column_types=dict.fromkeys(taken, pa.string()), include_columns=taken)
         mixed = is_mixed(csv_parts(reopened, path, header, pa.csv.ParseOptions(delimiter=delimiter), every), path)
     plain = pa.string() if texts or mixed else pa.float64()
-    types = dict.fromkeys(chosen, pa.binary() if asked.tolerant else plain)
+    types = dict.fromkeys(taken, pa.binary() if asked.tolerant else plain)
     if labelled:
         types |= {label: pa.string()}
     ragged: dict[int, str] = {}  # by number, rows that have another number of cells
@@ -117,20 +117,20 @@ def open_csv(stream: io.BufferedReader, asked: Asked) -> Inputs:
                 places[row]: reason.format(names[places[row]]) for row, text in enumerate(sentences) if text is None
             }
             return Batch(names, [text for text in sentences if text is not None], y, wrong)
-        rows, named = pa.Table.from_batches([part]).select(chosen), [names[place] for place in places]
+        rows, named = pa.Table.from_batches([part]).select(taken), [names[place] for place in places]
         if mixed:
             rows, undecoded = as_cells(rows, path)
             bad = wrong_cells(rows, path, named, asked.check, asked.tolerant)
             bad |= {row: f"{path} has a cell that is not UTF-8, in row {named[row]}; convert it" for row in undecoded}
         else:
             if asked.tolerant:
-                rows = pa.table([as_numbers(column, path) for column in rows.columns], names=chosen)
-            bad = wrong_rows(np.asarray(rows), path, named, chosen, asked.tolerant)
+                rows = pa.table([as_numbers(column, path) for column in rows.columns], names=taken)
+            bad = wrong_rows(np.asarray(rows), path, named, taken, asked.tolerant)
         wrong |= {places[row]: why for row, why in bad.items()}
         right = pa.array([row not in bad for row in range(len(rows))], pa.bool_())
         return Batch(names, rows.filter(right), y, wrong)
 
-    return Inputs("texts" if texts else "tables", batches(), columns=() if texts else tuple(chosen), mixed=bool(mixed))
+    return Inputs("texts" if texts else "tables", batches(), columns=() if texts else tuple(taken), mixed=bool(mixed))
 
 
 def as_numbers(cells: pa.ChunkedArray, path: Path) -> pa.Array:
