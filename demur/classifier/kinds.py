@@ -7,7 +7,7 @@ and the kind of synthetic outliers that goes with it (`synthetic_kind`).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -291,6 +291,12 @@ class Ready:
 Preprocessing = Tables | MixedTables | Images | Texts | Ready | Tokens
 KINDS: Mapping[str, type[Tables] | type[Images] | type[Texts] | type[Ready]] = MappingProxyType(
     {"tables": Tables, "images": Images, "texts": Texts, "ready": Ready}
+)
+
+
+# what X must be before it is read; a table passes scikit-learn's own checks, see `table_of`
+CHECKS: Mapping[str, Callable[[Any, str], Any]] = MappingProxyType(
+    {"images": grey_values, "texts": strings, "ready": as_tensor}
 )
 
 

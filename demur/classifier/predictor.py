@@ -139,12 +139,8 @@ class Predictor:
 
     def _validate(self, X: Any, kind: str, what: str = "X", fitting: bool = True) -> Any:
         """Check X and return it as something to take rows from; tables pass scikit-learn's own checks."""
-        if kind == "texts":
-            return kinds.strings(X, what)
-        if kind == "images":
-            return kinds.grey_values(X, what)
-        if kind == "ready":
-            return kinds.as_tensor(X, what)
+        if kind in kinds.CHECKS:
+            return kinds.CHECKS[kind](X, what)
         return kinds.table_of(self, X, what, None if fitting else self.preprocessing_)
 
     def __sklearn_tags__(self) -> Any:
