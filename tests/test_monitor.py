@@ -117,6 +117,8 @@ def test_ranks_count_the_inliers_below_and_break_ties_evenly():
     assert ranks == [0, 1, 3, 4, 4]
     tied = [reference.rank(2.0, False, chance) for _ in range(3000)]
     assert np.bincount(tied, minlength=5) == pytest.approx([0, 1000, 1000, 1000, 0], abs=4 * math.sqrt(3000 * 2 / 9))
+    rounded = [reference.rank(2.000002, False, chance) for _ in range(100)]  # as a csv has six digits
+    assert {*rounded} == {1, 2, 3}
     unscored = reference_of((), 100, 0.9)
     assert [unscored.rank(0.0, abstained, chance) for abstained in (False, True)] == [0, unscored.accepted]
 

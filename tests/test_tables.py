@@ -2,6 +2,7 @@
 
 import json
 import re
+import tracemalloc
 import warnings
 from dataclasses import asdict, replace
 from datetime import date
@@ -19,6 +20,7 @@ from sklearn.preprocessing import OneHotEncoder, QuantileTransformer, StandardSc
 
 import demur
 from demur.classifier import kinds, tables
+from demur.classifier.decision import calibrate_decision
 from demur.classifier.held_out import split_rows
 from demur.classifier.readers import open_inputs
 from demur.classifier.tables import MISSING, RARE, UNSEEN, Category, Number
@@ -112,6 +114,14 @@ def test_rare_categories_share_an_entry_and_the_frequent_are_bounded():
     assert len(many.rare) == 70
     closed = Category.of(pd.Series(["a", "b"] * 50))
     assert closed.encode(pd.Series([None, "a"])).tolist() == [2, 0]  # a gap, of which training rows had none
+
+
+def test_one_long_cell_does_not_cost_as_much_as_all_cells_of_its_length():
+    cells = pd.Series([f"n{number}" for number in range(2000)] + ["x" * 20_000])
+    tracemalloc.start()
+    Category.of(cells)
+    assert tracemalloc.get_traced_memory()[1] < 2**23
+    tracemalloc.stop()
 
 
 def test_new_names_are_nothing_unusual_where_most_are_new():
@@ -567,9 +577,25 @@ def test_a_graph_takes_codes_that_its_metadata_explains(fitted, tmp_path):
         [[code_of(column, row[column["name"]]) for column in about["columns"]] for _, row in frame.iterrows()]
     )
     np.testing.assert_array_equal(codes, fitted.preprocessing_.codes(frame))
-    found = session.run(["probabilities", "outlier_score"], {"input": codes})
+    found = session.run(["probabilities", "outlier_score", "decision"], {"input": codes})
     np.testing.assert_allclose(found[0], fitted.predict_proba(frame), atol=1e-4)
     np.testing.assert_allclose(found[1], fitted.outlier_score(frame), atol=1e-4)
+    assert found[2].tolist() == fitted.decide(frame).tolist()
+
+
+def test_rows_of_few_categories_are_answered_alike_alone_and_together():
+    """Many rows are equal, and so are the scores that set the threshold, but for the last digits of a float."""
+    rng = np.random.default_rng(1)
+    frame = pd.DataFrame({"a": rng.choice([*"uvw"], 300, p=[0.5, 0.3, 0.2]), "b": rng.choice([*"xyz"], 300)})
+    y = np.where((frame["a"] == "u") ^ (rng.random(300) < 0.1), "p", "q")
+    for seed in range(3):
+        model = demur.Classifier("map+nc", epochs=15, coverage=0.9, validation=0.4, random_state=seed).fit(frame, y)
+        rows = frame.drop_duplicates().index
+        for threshold in np.unique(model.outlier_score(frame)):  # whichever of them an inlier had set
+            prediction = model.prediction(frame.loc[frame.index[model.outlier_score(frame) == threshold]])
+            model.decision_ = calibrate_decision(prediction, "none_share", 0.9)
+            together = model.decide(frame.loc[rows])
+            assert [model.decide(frame.loc[[row]])[0] for row in rows] == together.tolist()
 
 
 def code_of(column, cell):

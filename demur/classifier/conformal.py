@@ -3,9 +3,9 @@
 The promises need one thing: that a fresh inlier and those n are exchangeable, as draws from one source are. Nothing is
 asked of the network. They hold on average over the n and the fresh ones together, not for one set of n.
 
-p-value: (1 + how many of the n score as high or higher) / (n + 1). For a fresh inlier, P(p <= t) <= t at every t. It is
-accepted exactly where p > 1 - coverage. Of outliers nothing can be promised: how small their p-values are depends on
-the model and on them.
+p-value: (1 + how many of the n score as high or higher, but for rounding) / (n + 1). For a fresh inlier, P(p <= t) <= t
+at every t. It is accepted exactly where p > 1 - coverage. Of outliers nothing can be promised: how small their p-values
+are depends on the model and on them.
 
 Screening: Benjamini and Hochberg's procedure on the p-values of a batch. Of what is called an outlier, at most the
 fraction `fdr` is inliers, in expectation: p-values that share their n inliers depend on each other positively, which
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from demur.classifier.decision import MOST, Decision, by_answer, class_probs, draw_some, score_of
+from demur.classifier.decision import MOST, Decision, by_answer, class_probs, draw_some, highest_alike, score_of
 from demur.metrics import Array, Prediction
 
 LEVEL = 0.9  # of the prediction sets that a report tells of
@@ -47,7 +47,8 @@ class Calibration:
         group = class_probs(prediction).argmax(1) if len(self.scores) > 1 else np.zeros(len(scores), int)
         values = np.empty(len(scores))
         for place, known in enumerate(self.scores):
-            values[group == place] = conformal_p(np.asarray(known), scores[group == place])
+            limits = highest_alike(np.asarray(known), decision.score)
+            values[group == place] = conformal_p(limits, scores[group == place])
         return values
 
     def label_sets(self, prediction: Prediction, level: float, by_class: bool = False) -> NDArray[np.bool_]:
@@ -55,7 +56,7 @@ class Calibration:
         if not 0 < level < 1:
             raise ValueError(f"level {level!r} is not a number between 0 and 1; it is a probability, as 0.9")
         errors = 1 - class_probs(prediction)
-        known = [np.asarray(each) for each in self.errors]
+        known = [highest_alike(np.asarray(each), "max_prob") for each in self.errors]
         if not by_class:
             known = [np.sort(np.concatenate(known))] * len(known)
         return np.stack([conformal_p(known[code], errors[:, code]) for code in range(len(known))], 1) > 1 - level + 1e-9

@@ -15,6 +15,9 @@ the first limit does, too, it says nothing any more, and other scores have no su
 conformal quantile that all but a fifth of the abstained inliers stay below. If there are too few inliers for it, it is
 halfway from the first limit to the highest score there is; where there is no highest score, nothing is "unknown".
 
+A limit lies a rounding error higher than the score it was set by. Inputs that are equal, as rows of a few categories
+often are, would otherwise be accepted or not by the size of the batch that they are asked in.
+
 Limits can be had for each class, by the class that an input would be given: each keeps the promise for the inliers that
 are given that class. Classes with too few such inliers have one limit together, which keeps it for all of them.
 """
@@ -32,11 +35,12 @@ from numpy.typing import NDArray
 from demur.likelihoods import Likelihood
 from demur.metrics import Array, Prediction
 from demur.names import choose
-from demur.scores import SCORES, Score, score_named
+from demur.scores import MEASURED, SCORES, Score, score_named
 
 UNSURE, UNKNOWN = "unsure", "unknown"
 INVALID = "invalid"  # what a command answers on an input that cannot be read
 MOST = 10_000  # scores that a limit is set by, and that a model file keeps of it
+ALIKE, FLOOR = 1e-5, 2e-7  # by so much of a score, and so much of one made of probabilities, rounding may change it
 REST = 5  # one in so many inliers that are abstained on may be called unknown, where calibration has to say so
 
 
@@ -192,14 +196,20 @@ def _warn_of_few(answered: NDArray[np.int64], num_classes: int, coverage: float)
 
 
 def _limits_of(scores: Array, coverage: float, score: str, num_classes: int) -> tuple[float, float | None]:
+    scores = highest_alike(scores, score)
     turning, quantile = turning_point(score, num_classes), conformal_quantile(scores, coverage)
     accept = float(scores[-1]) if quantile is None else quantile
     if turning is not None and accept < turning:
         return accept, turning
     unknown = conformal_quantile(scores, 1 - (1 - coverage) / REST)
     if unknown is None and turning is not None:
-        unknown = (accept + 2 * turning) / 2  # the highest score there is, is twice where it turns
+        unknown = max(accept, (accept + 2 * turning) / 2)  # the highest score there is, is twice where it turns
     return accept, unknown
+
+
+def highest_alike(scores: Array, score: str) -> Array:
+    """The highest values that may be these scores, computed in another batch, by another machine or program."""
+    return scores + ALIKE * np.abs(scores) + (FLOOR if score in MEASURED else 0)
 
 
 def conformal_quantile(scores: Array, level: float) -> float | None:

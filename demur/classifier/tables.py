@@ -10,6 +10,7 @@ exported graph has it inside, and takes codes.
 import math
 import re
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, time
@@ -127,13 +128,13 @@ class Category:
     @classmethod
     def of(cls, cells: pd.Series) -> "Category":
         names = _names(cells)
-        there = names[names != MISSING]
-        distinct, count = np.unique(there.astype(str), return_counts=True)
-        order = np.lexsort((distinct, -count))
-        values = [str(distinct[place]) for place in order if count[place] >= FEWEST][:MOST]
-        rare = sorted({*distinct.tolist()} - {*values})
-        is_open = len(rare) > KNOWN or (count == 1).sum() > NEW * len(names)
-        return cls(tuple(values), () if is_open else tuple(rare), len(there) < len(names), bool(is_open))
+        count = Counter(names.tolist())
+        gaps = count.pop(MISSING, 0)
+        distinct = sorted(count, key=lambda name: (-count[name], name))
+        values = [name for name in distinct if count[name] >= FEWEST][:MOST]
+        rare = sorted(distinct[len(values) :])
+        is_open = len(rare) > KNOWN or list(count.values()).count(1) > NEW * len(names)
+        return cls(tuple(values), () if is_open else tuple(rare), gaps > 0, is_open)
 
     @cached_property
     def entries(self) -> tuple[str, ...]:

@@ -20,12 +20,14 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 from scipy.special import betaln
 
 from demur.classifier import Classifier
-from demur.classifier.decision import ceil_exact
+from demur.classifier.decision import ceil_exact, highest_alike
 
 RECENT = 300  # inputs that count as recent
 PATIENCE = 500  # inputs after which half the money, roughly, has been put in
@@ -36,20 +38,32 @@ MOST = 1e300  # money that a float can hold
 
 @dataclass(frozen=True)
 class Reference:
-    """Scores of inliers, sorted, or none where the file has none; `accepted` of the ranks 0 to `count` are accepted."""
+    """Scores of inliers, sorted, or none where the file has none; `accepted` of the ranks 0 to `count` are accepted.
+
+    `score` names them.
+    """
 
     count: int
     accepted: int
     scores: tuple[float, ...] = ()
+    score: str = ""
 
     def rank(self, score: float | None, abstained: bool, chance: random.Random) -> int:
-        """How many of the inliers score below, ties broken at random; what is no number counts as highest."""
+        """How many of the inliers score below; ties, such as differ by rounding too, are broken at random. What is no
+        number counts as highest."""
         if not self.scores:  # only that much is known
             return self.accepted if abstained else 0
         if score is None:
             return self.count
-        first, last = bisect_left(self.scores, score), bisect_right(self.scores, score)
+        lowest, highest = self._alike
+        first, last = bisect_left(highest, score), bisect_right(lowest, score)
         return chance.randint(first, last) if first < last else first
+
+    @cached_property
+    def _alike(self) -> tuple[list[float], list[float]]:
+        """The lowest and the highest values that may be these scores."""
+        scores = np.asarray(self.scores)
+        return (-highest_alike(-scores, self.score)).tolist(), highest_alike(scores, self.score).tolist()
 
 
 class Urn:
@@ -155,7 +169,7 @@ class Monitor:
         decision = model.decision_
         calibration = getattr(model, "calibration_", None)  # files of older versions have none
         groups: Sequence[Sequence[float]] = calibration.scores if calibration is not None else [()]
-        references = [reference_of(group, decision.count, decision.coverage) for group in groups]
+        references = [reference_of(group, decision.count, decision.coverage, decision.score) for group in groups]
         return cls(references, 1 - decision.coverage, level, classes=[str(name) for name in model.classes_])
 
     def observe(
@@ -213,9 +227,9 @@ class Monitor:
             )
 
 
-def reference_of(scores: Sequence[float], count: int, coverage: float) -> Reference:
+def reference_of(scores: Sequence[float], count: int, coverage: float, score: str = "") -> Reference:
     count = len(scores) or count
-    return Reference(count, min(count, ceil_exact((count + 1) * coverage)), tuple(scores))
+    return Reference(count, min(count, ceil_exact((count + 1) * coverage)), tuple(scores), score)
 
 
 def cuts_of(reference: Reference) -> list[int]:
