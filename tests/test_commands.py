@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -217,8 +218,8 @@ def test_a_folder_called_inliers_is_a_set_of_outliers_too(tmp_path, monkeypatch)
     from demur.cli.models import _set_names
 
     monkeypatch.chdir(tmp_path)
-    names = _set_names([Path("inliers"), Path("outliers inliers"), Path("x/inliers")])
-    assert list(names) == ["outliers inliers", "outliers outliers inliers", "x/inliers"]
+    names = _set_names([Path("inliers"), Path("outliers inliers"), Path("x/inliers"), Path("class a.csv")])
+    assert list(names) == ["outliers inliers", "outliers outliers inliers", "x/inliers", "outliers class a"]
 
 
 def test_rows_that_cannot_be_read_are_invalid_and_the_others_answered(rows_model, tmp_path):
@@ -348,6 +349,19 @@ def test_fit_that_was_stopped_says_that_nothing_was_kept(rows_model, tmp_path, s
         (["fit", "nothing", "-o", "new", "--coverage", "nan"], "coverage nan is not between 0 and 1"),
         (["fit", "train.csv", "-o", "new", "--label", "kind", "--device", "meta"], "device 'meta' is not available"),
         (["fit", "train.csv", "-o", "new", "--size", "big"], "size 'big' is not that of an image"),
+        (["fit", "train.csv", "-o", "new", "--label", "kind", "--size", "32"], "size '32' is that of images"),
+        (["fit", "train.csv", "-o", "new", "--tune", "last"], "tune 'last' says what of a backbone is trained"),
+        (["outliers", "train.csv", "--label", "kind", "--from", "columns", "--size", "32"], "size '32' is that of"),
+        (
+            ["outliers", "train.csv", "--label", "kind", "--from", "columns", "--without", "low"],
+            "class 'low' is in none of the sources; leave it out: they have no classes",
+        ),
+        (["outliers", "train.csv", "--label", "kind", "-o", "test.csv"], "test.csv is there already; name a new place"),
+        (["evaluate", "model", "rows.npz", "--label", "kind"], "label 'kind' names a column, and rows.npz has none"),
+        (["calibrate", "model", "test.csv", "-o", "new", "--label", "sort"], "test.csv has no column 'sort'"),
+        (["calibrate", "model", "test.csv", "-o", "model"], "model is the model; name another place"),
+        (["calibrate", "model", "test.csv", "-o", "test.csv"], "test.csv is a file that is no model"),
+        (["calibrate", "model", "shown.csv", "-o", "again"], "again is there already, and stays as it is; name a new"),
         (["fit", "train.csv", "-o", "no/where"], "the folder of no/where does not exist"),
         (["fit", "nothing", "-o", "new"], "nothing does not exist"),
         (["predict", "nothing", "test.csv"], "nothing does not exist"),
@@ -366,6 +380,8 @@ def test_bad_input_is_one_sentence_and_exit_code_two(rows_model, monkeypatch, ar
     monkeypatch.chdir(rows_model)
     (rows_model / "less.csv").write_text("a,b\n1,2\n")
     (rows_model / "texts.txt").write_text("red\n")
+    np.savez(rows_model / "rows.npz", x=np.zeros((9, 3)), y=np.zeros(9, int))
+    shutil.copytree(rows_model / "model", rows_model / "again", dirs_exist_ok=True)
     (rows_model / "prices.csv").write_text("a,b,y\n" + "".join(f"1,2,{price}.5\n" for price in range(9)))
     code, said = called(*arguments)
     assert code == 2

@@ -230,6 +230,14 @@ def test_nothing_half_written_stays(suffix, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_source_of_ones_own_classes_alone_has_nothing_to_show(mine, tmp_path):
+    code, errors, printed = outcome(mine, "--from", mine, "--without", "cat", "-o", tmp_path / "new")
+    assert (code, errors) == (2, f"demur: nothing of {mine} is left to show; name another source\n")
+    assert " 0 " in printed
+    code, errors, _ = outcome(mine, "--from", mine, "--without", "zebra")
+    assert (code, "class 'zebra' is in none of the sources; leave it out" in errors) == (2, True)
+
+
 def test_what_is_no_source_is_refused(mine, tmp_path):
     for source, reason in (
         ("nothing/here", "nothing/here does not exist"),

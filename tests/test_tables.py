@@ -456,6 +456,18 @@ def test_bad_parquet_files_are_one_sentence(tmp_path):
         open_inputs(tmp_path / "b.parquet")
 
 
+def test_whole_numbers_beyond_floats_are_rounded_as_those_of_a_csv_are(tmp_path):
+    pq.write_table(pa.table({"id": [2**53 + 1, 2**60], "label": ["a", "b"]}), tmp_path / "ids.parquet")
+    given = open_inputs(tmp_path / "ids.parquet", labelled=True).gather()
+    assert given.x["id"].to_pylist() == [2.0**53, 2.0**60]
+
+
+def test_labels_that_are_nan_are_missing_labels(tmp_path):
+    pq.write_table(pa.table({"a": [1.0, 2.0], "label": [0.0, float("nan")]}), tmp_path / "nan.parquet")
+    with pytest.raises(ValueError, match="has no label in row 2; fill it in, or remove the row"):
+        open_inputs(tmp_path / "nan.parquet", labelled=True).gather()
+
+
 def test_a_parquet_file_with_a_column_twice_is_refused(tmp_path):
     pq.write_table(pa.table([[1.0, 2.0], ["x", "y"], ["p", "q"]], names=["a", "a", "label"]), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match="has more than one column 'a'; rename all but one"):

@@ -24,7 +24,7 @@ from demur.scores import MEASURED, Score, score_named
 EXAMPLES = 12  # single inputs that are shown, of each set
 SHOWN = ("accuracy", "ece", "brier", "nll")
 AGAINST = ("fpr95", "auroc", "aupr")
-INLIERS = "inliers"
+INLIERS, CLASS = "inliers", "class "  # as rows of the report are called, that of a class with its name behind
 COLUMNS = ("set", "score", "metric", "value")
 SET_VALUES = ("coverage", "labels")  # of prediction sets
 
@@ -65,6 +65,8 @@ class Evaluation:
     def __post_init__(self) -> None:
         if INLIERS in self.ood:
             raise ValueError(f"a set of outliers is named {INLIERS!r}, as the inliers are; give it another name")
+        if alike := {f"{CLASS}{name}" for name in self.classes} & {*self.ood}:
+            raise ValueError(f"a set of outliers is named {alike.pop()!r}, as a class is; give it another name")
 
     @cached_property
     def given_a_class(self) -> Prediction:
@@ -138,7 +140,7 @@ class Evaluation:
             return self.decision.answers(prediction, answers[:-2])
 
         inside, y = answered(self.inside), self.y.numpy(force=True)
-        given = {f"class {name}": inside[y == code] for code, name in enumerate(self.classes)}
+        given = {f"{CLASS}{name}": inside[y == code] for code, name in enumerate(self.classes)}
         given |= {name: answered(prediction) for name, prediction in self.ood.items()}
         return {of: {name: int((each == name).sum()) for name in answers} for of, each in given.items() if len(each)}
 
@@ -315,7 +317,7 @@ def values_of(evaluation: Evaluation) -> list[tuple[str, str, str, str]]:
             for name, of_class in sets[f"{value}_by_class"].items()
         ]
     rows += [(of, "", name, value) for of, each in evaluation.decisions.items() for name, value in each.items()]
-    by_class = {f"class {name}": values for name, values in evaluation.by_class.items()}
+    by_class = {f"{CLASS}{name}": values for name, values in evaluation.by_class.items()}
     answered = {of: {f"answered {a}": n for a, n in each.items()} for of, each in evaluation.confusion.items()}
     rows += [(of, "", name, value) for part in (by_class, answered) for of in part for name, value in part[of].items()]
     rows += [

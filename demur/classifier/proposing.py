@@ -17,7 +17,7 @@ import torch
 
 from demur.audit.outliers import OutlierAudit, audit_outliers
 from demur.classifier.kinds import MixedTables
-from demur.classifier.readers.base import Inputs, X
+from demur.classifier.readers.base import Inputs, X, join_names
 from demur.classifier.readers.images import read_images
 from demur.classifier.readers.outliers import STORED, check_is_no_path, check_stored, open_like
 from demur.data.catalogue import CATALOGUE
@@ -151,6 +151,16 @@ def select(
     audit = audit_outliers(inside, problem.values(shown.x), columns) if len(shown) else none
     twice = sorted(original)
     return Selection(shown, audit, pool.take(twice), [original[row] for row in twice])
+
+
+def check_without(names: Collection[str], selections: Sequence[Selection]) -> None:
+    """Refuse a name that left nothing out: it may be misspelt."""
+    shared = sorted({name for chosen in selections for name in chosen.shown.shared})
+    for name in names:
+        if not overlapping_classes(shared, [name]):
+            known = sorted({of for chosen in selections for of in chosen.shown.classes if of is not None})
+            remedy = f"give one of theirs: {join_names(known)}" if known else "leave it out: they have no classes"
+            raise ValueError(f"class {name!r} is in none of the sources; {remedy}")
 
 
 # where they come from -----------------------------------------------------------------------------------------------

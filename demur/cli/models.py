@@ -19,6 +19,7 @@ from demur.cli.shared import (
     OwnMetrics,
     Samples,
     Seed,
+    check_size,
     features_folder,
     make_console,
     open_store,
@@ -105,6 +106,8 @@ def fit(
         from demur.inference.base import networks_in
         from demur.methods import parse_method
 
+        if backbone is None and before is None and continuing.is_given(context, "tune"):
+            raise ValueError(f"tune {tune!r} says what of a backbone is trained; add --backbone, or leave it out")
         if backbone is not None and size is not None:
             raise ValueError(f"size {size!r} is the backbone's to say; leave out one of --size and --backbone")
         parse_duration(time_limit)
@@ -125,6 +128,7 @@ def fit(
                 given = open_inputs(inputs, labelled=True, label=label, size=(taken[0], taken[1]), channels=channels)
             else:
                 given = open_inputs(inputs, labelled=True, label=label, size=shape, mixed=None)
+                check_size(given, size)
             inliers = given.gather()
             classes = sorted(set(inliers.y or ()))
             if len(classes) > len(inliers.names) / 2:
@@ -346,7 +350,7 @@ def _check_new_model(out: Path, checkpoint: Path | None) -> None:
 
 def _set_names(paths: Sequence[Path]) -> dict[str, Path]:
     """Sets of outliers by names of their own: the file's, or its path where that would be another's too."""
-    from demur.classifier.evaluation import INLIERS
+    from demur.classifier.evaluation import CLASS, INLIERS
 
     stems = Counter([INLIERS, *(path.absolute().stem for path in paths)])
     named: dict[str, Path] = {}
@@ -355,7 +359,7 @@ def _set_names(paths: Sequence[Path]) -> dict[str, Path]:
             raise ValueError(f"{path} is given twice as --ood; give it once")
         name = path.absolute().stem
         name = str(path) if stems[name] > 1 else name
-        while name in (INLIERS, *named):
+        while name in (INLIERS, *named) or name.startswith(CLASS):
             name = f"outliers {name}"
         named[name] = path
     return named

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from demur.cli.outputs import check_distinct, check_file, check_folder, unfinished, write_whole
-from demur.cli.shared import Data, Seed, make_console, open_store, parse_size
+from demur.cli.shared import Data, Seed, check_size, make_console, open_store, parse_size
 
 if TYPE_CHECKING:
     from demur.classifier.proposing import Selection
@@ -54,14 +54,15 @@ def outliers(
         )
         _check_new(out, inputs, [Path(source) for source in sources or ()])
         check_distinct(out, page)
-        check_file(page, overwrite=False)
+        check_file(page, overwrite=None)
 
-    from demur.classifier.proposing import FEWEST, Problem, candidates, propose, select
+    from demur.classifier.proposing import FEWEST, Problem, candidates, check_without, propose, select
     from demur.classifier.readers import open_inputs
     from demur.report.outliers import contact_sheet, sheet
     from demur.report.sheet import terminal
 
     given = open_inputs(inputs, labelled=True, label=label, size=shape, mixed=None)
+    check_size(given, size)
     inliers = given.gather()
     problem = Problem(given, inliers.x, tuple(sorted(set(inliers.y or ()))))
     if out is not None:
@@ -74,6 +75,7 @@ def outliers(
         return [select(problem, name, lambda: open_store(data), count, seed, without or ()) for name in named]
 
     chosen = selected(sources or candidates(problem, open_store(data)))
+    check_without(without or (), chosen)
     table = sheet(chosen)
     console.print(terminal(table))
     for note in table.notes:
@@ -111,7 +113,7 @@ def _check_new(out: Path, inputs: Path, sources: Sequence[Path]) -> None:
         if path.is_dir() and path.resolve() in (out.resolve(), *out.resolve().parents):
             raise ValueError(f"{out} lies in {path}, which is read; name another place")
     if out.suffix in FILES:
-        check_file(out, overwrite=False)
+        check_file(out, overwrite=None)
     else:
         check_folder(out, overwrite=False)
         if not out.absolute().parent.is_dir():

@@ -22,7 +22,7 @@ LOOKED_AT = 4096  # bytes at the beginning, by which a file is recognised
 
 def check_file(
     path: Path | None,
-    overwrite: bool,
+    overwrite: bool | None,
     *,
     mark: bytes | None = None,
     reads: Collection[Path] = (),
@@ -31,7 +31,7 @@ def check_file(
 ) -> None:
     """Refuse a file that could not or should not be written.
 
-    `mark` is a pattern that the command's own files begin with. `reads` is what the command reads, and `model` too,
+    `overwrite` is None where a command has no such option. `mark` is a pattern that its own files begin with. `reads` is what the command reads, and `model` too,
     which is more: nothing may be put into its folder.
     """
     if path is None:
@@ -43,9 +43,11 @@ def check_file(
     exists = _is_there(path)
     if not path.absolute().parent.is_dir():
         raise ValueError(f"the folder of {path} does not exist; create it first")
+    _check_apart_from(path, reads, model)
+    if exists and overwrite is None:
+        raise ValueError(f"{path} is there already, and stays as it is; name a new place")
     if exists and not path.is_file():
         raise ValueError(f"{path} cannot be written to, because it is no file; name another file")
-    _check_apart_from(path, reads, model)
     if exists and not overwrite and not (mark and _begins(path, mark)):
         raise ValueError(f"{path} is there already, and not by this command; name another file, or add --overwrite")
     if exists and not os.access(path, os.W_OK):

@@ -206,7 +206,7 @@ def calibrate(
     from demur.classifier.model_file import check_target
 
     check_target(out)
-    check_file(out, overwrite=False, reads=[inputs], model=model)
+    check_file(out, overwrite=None, reads=[inputs], model=model)
 
     from demur.classifier import Classifier
     from demur.cli.models import _open_for

@@ -11,6 +11,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from demur.classifier.readers import Inputs
     from demur.tasks import Store
 
 Data = Annotated[
@@ -85,6 +86,11 @@ def parse_device(name: str) -> str:
     except (RuntimeError, AssertionError, NotImplementedError):
         raise ValueError(f"device {name!r} is not available here; try cpu or auto") from None
     return name
+
+
+def check_size(given: "Inputs", size: str | None) -> None:
+    if size is not None and given.kind != "images":
+        raise ValueError(f"size {size!r} is that of images, and DATA holds {given.kind}; leave it out")
 
 
 def parse_size(named: str | None) -> tuple[int, int] | None:

@@ -82,7 +82,7 @@ def decode(
 def read_images(files: Sequence[Path], shape: Shape) -> np.ndarray:
     """Some images (N, channels, height, width), all of which must be readable."""
     batches = image_batches([str(file) for file in files], files, shape, tolerant=False)
-    return np.concatenate([np.asarray(batch.x) for batch in batches])
+    return np.concatenate([np.empty((0, *shape), np.uint8), *(np.asarray(batch.x) for batch in batches)])
 
 
 def printable(name: str) -> str:

@@ -50,6 +50,8 @@ def open_inputs(
         inputs = open_stream(io.FileIO(sys.stdin.fileno(), closefd=False), asked)
     elif not path.exists():
         raise ValueError(f"{path} does not exist; {KNOWN}")
+    elif label is not None and (path.is_dir() or kind in IMAGES or kind in (".npz", ".txt")):
+        raise ValueError(f"label {label!r} names a column, and {path} has none; leave it out")
     elif path.is_dir() or kind in IMAGES:
         inputs = open_images(path, labelled, size, channels, tolerant)
     elif kind == ".npz":

@@ -141,8 +141,8 @@ def open_parquet(
         header = file.schema_arrow.names
     texts = not columns and "text" in header
     features = ["text"] if texts else columns
-    named = label_column(header, path, asked.label, features) if labelled else None
-    taken = feature_columns(header, path, features, named)
+    label = label_column(header, path, asked.label, features) if labelled or asked.label else None
+    taken, named = feature_columns(header, path, features, label), label if labelled else None
     for name in taken:
         kind = file.schema_arrow.field(name).type
         plain = pa.types.is_integer(kind) or pa.types.is_floating(kind)
@@ -169,7 +169,7 @@ def open_parquet(
             names = [str(next(counted)) for _ in range(len(rows))]
             y = None
             if named:
-                y = ["" if cell is None else str(cell) for cell in rows[named].to_pylist()]
+                y = ["" if cell is None or cell != cell else str(cell) for cell in rows[named].to_pylist()]
                 check_labels(y, path, names)
             if texts:
                 sentences = rows["text"].to_pylist()
@@ -186,7 +186,7 @@ def open_parquet(
             if mixed:
                 wrong = wrong_cells(rows, path, names, asked.check, asked.tolerant)
             else:
-                rows = rows.cast(pa.schema([(name, pa.float64()) for name in taken]))
+                rows = rows.cast(pa.schema([(name, pa.float64()) for name in taken]), safe=False)  # as a csv's are
                 wrong = wrong_rows(np.asarray(rows), path, names, taken, asked.tolerant)
             right = pa.array([row not in wrong for row in range(len(rows))], pa.bool_())
             yield Batch(names, rows.filter(right), y, wrong)

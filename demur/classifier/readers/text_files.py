@@ -64,8 +64,9 @@ def open_csv(stream: io.BufferedReader, asked: Asked) -> Inputs:
     path, labelled, columns = asked.path, asked.labelled, asked.columns
     header, delimiter = read_header(stream, path, columns)
     texts = not columns and "text" in header
-    label = label_column(header, path, asked.label, ("text",) if texts else columns) if labelled else asked.label
-    taken = feature_columns(header, path, ["text"] if texts else columns, label if labelled else None)
+    names = ["text"] if texts else columns
+    label = label_column(header, path, asked.label, names) if labelled or asked.label else None
+    taken = feature_columns(header, path, names, label)
     reopened = reopener(stream)
     mixed = asked.mixed
     if mixed is None and not texts:
