@@ -301,6 +301,10 @@ def test_what_cannot_be_read_names_the_row_the_column_and_the_value(fitted):
             fitted.predict(changed)
     with pytest.raises(ValueError, match=r"in row 0 .* in column 'pay', which is no number"):
         fitted.predict(frame.assign(pay=frame["since"]))
+    with pytest.raises(ValueError, match=r"in row 0 .* in column 'pay', which is no number"):
+        fitted.predict(frame.assign(pay=1j))
+    with pytest.raises(ValueError, match=r"in row 0 .* in column 'since', which is no date"):
+        fitted.predict(frame.assign(since=frame["since"].dt.to_period("D")))
     for other in (frame.drop(columns="age"), frame.assign(more=1), frame[frame.columns[::-1]]):
         with pytest.raises(ValueError, match="feature names"):
             fitted.predict(other)

@@ -303,8 +303,8 @@ def _missing(cells: pd.Series) -> np.ndarray:
 
 
 def _numbers(cells: pd.Series) -> Array:
-    """NaN where a cell is empty or no number, as a date is none."""
-    if pd.api.types.is_datetime64_any_dtype(cells.dtype) or cells.dtype.kind == "m":
+    """NaN where a cell is empty or no number, as dates and complex numbers are none."""
+    if pd.api.types.is_datetime64_any_dtype(cells.dtype) or cells.dtype.kind in "mc":
         return np.full(len(cells), np.nan)
     if isinstance(cells.dtype, pd.CategoricalDtype):
         cells = cells.astype(object)
@@ -313,7 +313,7 @@ def _numbers(cells: pd.Series) -> Array:
 
 def _days(cells: pd.Series) -> Array:
     """NaN where a cell is empty or no date; dates without a zone are taken for UTC."""
-    if pd.api.types.is_numeric_dtype(cells.dtype):
+    if pd.api.types.is_numeric_dtype(cells.dtype) or isinstance(cells.dtype, pd.PeriodDtype):
         return np.full(len(cells), np.nan)
     form = None if pd.api.types.is_datetime64_any_dtype(cells.dtype) else "ISO8601"
     dates = pd.to_datetime(cells, format=form, utc=True, errors="coerce")

@@ -31,8 +31,8 @@ def check_file(
 ) -> None:
     """Refuse a file that could not or should not be written.
 
-    `overwrite` is None where a command has no such option. `mark` is a pattern that its own files begin with. `reads` is what the command reads, and `model` too,
-    which is more: nothing may be put into its folder.
+    `overwrite` is None where a command has no such option. `mark` is a pattern that its files begin with. `reads` is
+    what the command reads, and `model` too, which is more: nothing may be put into its folder.
     """
     if path is None:
         return
