@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -65,6 +67,26 @@ def replacing(path: Path) -> Iterator[Path]:
         raise OSError(f"cannot write {path}: {error}") from None
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def filling(folder: Path) -> Iterator[Path]:
+    """A folder to write to; what is in it takes its place in `folder` once the block has ended well."""
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder))
+    try:
+        yield unfinished
+        for file in sorted(unfinished.rglob("*")):
+            place = folder / file.relative_to(unfinished)
+            if file.is_dir():
+                place.mkdir(exist_ok=True)
+            else:
+                os.replace(file, place)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        if is_new and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def read_tensors(path: str | Path) -> tuple[dict[str, str], dict[str, Tensor]]:

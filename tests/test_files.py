@@ -12,6 +12,7 @@ from torch import Tensor
 
 import demur
 from demur.classifier.model_file import MANIFEST, POSTERIOR, read_model
+from demur.files import filling
 from demur.networks import mlp
 from demur.posterior import Gaussian
 from demur.posterior_file import load, save
@@ -64,3 +65,23 @@ def test_a_model_that_is_replaced_while_it_is_read_is_not_half_of_each(tmp_path:
         read_model(tmp_path / "model"),
     ):
         manifest.write_bytes(manifest.read_bytes() + b"\n")
+
+
+def test_a_report_is_replaced_whole_or_not_at_all(tmp_path: Path):
+    """On a full disk the page of before stays with its own figures and numbers."""
+    report = tmp_path / "a" / "report"
+    with pytest.raises(OSError, match="full"), filling(report) as folder:
+        (folder / "index.html").write_text("half")
+        raise OSError(28, "full")
+    assert not report.exists()
+    for text in ("old", "new"):
+        with filling(report) as folder:
+            (folder / "figures").mkdir()
+            (folder / "figures" / "one.svg").write_text(text)
+            (folder / "index.html").write_text(text)
+        assert {path.read_text() for path in report.rglob("*.*")} == {text}
+    with pytest.raises(KeyboardInterrupt), filling(report) as folder:
+        (folder / "index.html").write_text("half")
+        raise KeyboardInterrupt
+    assert sorted(path.name for path in report.rglob("*")) == ["figures", "index.html", "one.svg"]
+    assert (report / "index.html").read_text() == "new"

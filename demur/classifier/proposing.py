@@ -4,7 +4,6 @@ import bisect
 import itertools
 import json
 import re
-import shutil
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -347,7 +346,7 @@ def _write_images(folder: Path, pool: Pool) -> None:
     folder.mkdir(parents=True)
     for number, image in enumerate(pool.images):
         if isinstance(image, Path):
-            shutil.copyfile(image, folder / f"{number:05}{image.suffix.lower()}")
+            (folder / f"{number:05}{image.suffix.lower()}").write_bytes(image.read_bytes())
         else:
             (folder / f"{number:05}.png").write_bytes(to_png(image.transpose(1, 2, 0)))
 

@@ -8,6 +8,7 @@ from rich.console import Group
 from demur.classifier.comparison import Place, as_csv
 from demur.classifier.decision import UNKNOWN, UNSURE
 from demur.classifier.evaluation import INLIERS, Evaluation
+from demur.files import filling
 from demur.report.evaluation import CLASSES, DECIDED, draw_risk, explain, per_cent_or_dash, titled_sheet
 from demur.report.figures import Drawing, save_drawings
 from demur.report.sheet import Sheet, render, terminal
@@ -16,20 +17,21 @@ from demur.study.measuring import per_cent
 
 def write_comparison(places: Sequence[Place], data: str, out: Path) -> None:
     """comparison.csv with every number, figures/ and index.html."""
-    (out / "figures").mkdir(parents=True, exist_ok=True)
-    (out / "comparison.csv").write_text(as_csv(places), "utf-8")
     caption = "Risk and coverage: the fraction of wrong answers as more and more inliers are answered, a line a model"
     by_model = {place.evaluation.model: place.evaluation for place in places}
-    page = render(
-        "comparison.html",
-        places=places,
-        data=data,
-        inputs=len(places[0].evaluation.y),
-        ood=[*places[0].evaluation.ood],
-        tables=[*tables(places), class_sheet(places)],
-        figures=save_drawings([Drawing("risk", caption, draw_risk(by_model))], out / "figures"),
-    )
-    (out / "index.html").write_text(page, "utf-8")
+    with filling(out) as folder:
+        (folder / "figures").mkdir()
+        (folder / "comparison.csv").write_text(as_csv(places), "utf-8")
+        page = render(
+            "comparison.html",
+            places=places,
+            data=data,
+            inputs=len(places[0].evaluation.y),
+            ood=[*places[0].evaluation.ood],
+            tables=[*tables(places), class_sheet(places)],
+            figures=save_drawings([Drawing("risk", caption, draw_risk(by_model))], folder / "figures"),
+        )
+        (folder / "index.html").write_text(page, "utf-8")
 
 
 def tables(places: Sequence[Place]) -> list[Sheet]:

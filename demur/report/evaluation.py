@@ -12,6 +12,7 @@ from demur.classifier.conformal import LEVEL
 from demur.classifier.decision import UNKNOWN, UNSURE, score_of
 from demur.classifier.evaluation import INLIERS, Evaluation, as_csv, shortfall
 from demur.classifier.selective import risk_coverage
+from demur.files import filling
 from demur.metrics import Array
 from demur.report.figures import (
     INSIDE,
@@ -36,21 +37,22 @@ DECIDED = ("accepted", UNSURE, UNKNOWN)
 
 def write_evaluation(evaluation: Evaluation, out: Path) -> None:
     """evaluation.csv with every number, figures/ and index.html."""
-    (out / "figures").mkdir(parents=True, exist_ok=True)
-    (out / "evaluation.csv").write_text(as_csv(evaluation), "utf-8")
     limit = evaluation.decision
-    page = render(
-        "evaluation.html",
-        evaluation=evaluation,
-        score=explain(evaluation, limit.score),
-        above=" to ".join(f"{value:.4g}" for value in sorted({min(limit.accept), max(limit.accept)})),
-        coverage=per_cent(limit.coverage),
-        warning=shortfall(evaluation),
-        tables=[*tables(evaluation), *further_tables(evaluation)],
-        figures=save_drawings(draw(evaluation), out / "figures"),
-        galleries=galleries(evaluation),
-    )
-    (out / "index.html").write_text(page, "utf-8")
+    with filling(out) as folder:
+        (folder / "figures").mkdir()
+        (folder / "evaluation.csv").write_text(as_csv(evaluation), "utf-8")
+        page = render(
+            "evaluation.html",
+            evaluation=evaluation,
+            score=explain(evaluation, limit.score),
+            above=" to ".join(f"{value:.4g}" for value in sorted({min(limit.accept), max(limit.accept)})),
+            coverage=per_cent(limit.coverage),
+            warning=shortfall(evaluation),
+            tables=[*tables(evaluation), *further_tables(evaluation)],
+            figures=save_drawings(draw(evaluation), folder / "figures"),
+            galleries=galleries(evaluation),
+        )
+        (folder / "index.html").write_text(page, "utf-8")
 
 
 def explain(evaluation: Evaluation, score: str) -> str:
