@@ -73,6 +73,12 @@ def test_classes_that_look_alike_are_named(one: str, other: str):
         assert len(demur.Classifier("map", epochs=1).fit(X, y).classes_) == 3
 
 
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="device 'cuda:1' is not available here; give 'cpu' or 'auto'"):
+        demur.Classifier("map", epochs=1, device="cuda:1").fit(X, Y)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -87,6 +93,8 @@ def test_classes_that_look_alike_are_named(one: str, other: str):
         ({"kind": 3}, "unknown kind of data 3"),
         ({"synthetic": 3}, "synthetic 3 is neither a name nor a value"),
         ({"device": "gpu"}, "device 'gpu' is not known"),
+        ({"tune": "last"}, "tune 'last' says what of a backbone is trained; give a backbone"),
+        ({"tune": "feet"}, "tune 'feet' says what of a backbone is trained"),
         (
             {"network": lambda outputs: nn.Linear(3, outputs).double()},
             "weights are torch.float64 and inputs are float32",

@@ -25,6 +25,8 @@ def check_parameters(given: Mapping[str, Any]) -> None:
         raise ValueError(f"synthetic {synthetic!r} is neither a name nor a value of demur.outliers.values; give one")
     if not isinstance(given["abstain_by"], str | None):
         raise ValueError(f"abstain_by {given['abstain_by']!r:.60} is no name of a score; give one, such as 'energy'")
+    if given["tune"] != "head" and given["backbone"] is None and not given["warm_start"]:
+        raise ValueError(f"tune {given['tune']!r} says what of a backbone is trained; give a backbone, or leave it out")
     for name in ("by_class", "balance", "warm_start"):
         if not isinstance(given[name], bool | np.bool_):
             raise ValueError(f"{name} {given[name]!r} is neither True nor False")
@@ -37,6 +39,9 @@ def check_parameters(given: Mapping[str, Any]) -> None:
 def device_of(name: str) -> torch.device:
     """`auto` is a GPU where there is one."""
     try:
-        return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
     except (RuntimeError, TypeError):
         raise ValueError(f"device {name!r} is not known; give 'cpu', 'cuda', 'cuda:1' or 'auto'") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r} is not available here; give 'cpu' or 'auto'")
+    return device
