@@ -5,6 +5,7 @@ the definition, from `predict_all`, `predict_proba`, `prediction_sets` and `outl
 """
 
 import re
+from copy import copy
 from html.parser import HTMLParser
 
 import numpy as np
@@ -136,11 +137,9 @@ class Answers:
         weight = np.concatenate(
             [np.ones(len(self.y)), *(np.full(len(self.score[of]), len(self.y) / len(self.score[of])) for of in ood)]
         )
-        area = 0.0
-        for place in np.argsort(scores):
-            below = scores <= scores[place]
-            area += weight[place] * np.average(wrong[below], weights=weight[below])
-        return 100 * area / weight.sum()
+        below = scores[None] <= scores[:, None]
+        risk = below @ (wrong * weight) / (below @ weight)
+        return 100 * np.average(risk, weights=weight)
 
     def ece(self, chosen):
         """By fifteen bins of confidence, each closed above."""
@@ -150,6 +149,21 @@ class Answers:
         bins = pd.cut(pd.Series(sure), np.linspace(0, 1, 16), include_lowest=True)
         gaps = pd.Series(sure - right).groupby(bins, observed=True).sum().abs()
         return 100 * gaps.sum() / len(sure)
+
+
+def resampled(pair, rng):
+    """How much more the second one's risk is, with inputs drawn with replacement, the same for both."""
+    several = []
+    for _ in range(300):
+        drawn = {name: rng.integers(len(x), size=len(x)) for name, x in pair[0].inputs.items()}
+        risk = []
+        for one in pair:
+            other = copy(one)
+            other.score = {name: one.score[name][rows] for name, rows in drawn.items()}
+            other.wrong, other.y = one.wrong[drawn[INLIERS]], one.y[drawn[INLIERS]]
+            risk.append(np.mean([other.aurc(of) for of in SETS]))
+        several.append(risk[1] - risk[0])
+    return several
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +281,8 @@ def test_every_number_on_the_page_of_several_models(place, answers):
     shown = {name: dict(rows[name,]) for name in MODELS}
     assert shown[first].pop("more than the first") == "-"
     low, high = map(float, shown[second].pop("more than the first").split(" to "))
-    assert low < risk[second] - risk[first] < high
+    again = resampled([answers[first], answers[second]], np.random.default_rng(1))
+    np.testing.assert_allclose((low, high), np.quantile(again, [0.025, 0.975]), atol=0.15 * (high - low))
     for place_of, name in enumerate((first, second), 1):
         one = answers[name]
         expected = {
@@ -307,6 +322,42 @@ def test_every_number_on_the_page_of_several_models(place, answers):
         }
         assert_shows(row, expected, (of, name))
     assert not page
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_number_beside_a_single_input(place, answers, name):
+    """Of the outliers that are accepted those of lowest score, of the inliers abstained on those of highest."""
+    one, said = answers[name], cards_of(place / f"{name}.d" / "index.html")
+    chosen = {f"Accepted outliers: {of}": (of, one.accepted[of], 1) for of in SETS}
+    chosen |= {"Inliers abstained on": (INLIERS, ~one.accepted[INLIERS], -1)}
+    assert set(said) == {title for title, (_, able, _) in chosen.items() if able.any()}
+    for title, shown in said.items():
+        of, able, sign = chosen[title]
+        rows = [row for row in np.argsort(sign * one.score[of], kind="stable") if able[row]][:12]
+        assert [row for row, *_ in shown] == rows
+        for row, caption, cells in shown:
+            x = one.inputs[of].iloc[row]
+            best = f"{one.said[of].label[row]} {100 * one.said[of].probability[row]:.0f} %"
+            answer = one.said[of].decision[row]
+            truth = f"; is {one.y[row]}" if of == INLIERS else ""
+            guess = best if answer == one.said[of].label[row] else f"{answer}; best guess {best}"
+            assert caption == f"{guess}{truth}; score {one.score[of][row]:.3g}"
+            assert cells == {name: cell if isinstance(cell, str) else number_of(cell) for name, cell in x.items()}
+
+
+def number_of(cell):
+    return "(missing)" if np.isnan(cell) else f"{cell:.4g}"
+
+
+def cards_of(path):
+    """By title: the place of each input in its file, what is said of it, and its cells."""
+    found = {}
+    for title, _, section in (part.partition("</h2>") for part in path.read_text("utf-8").split("<h2>")[1:]):
+        for card in section.split('<div class="card">')[1:]:
+            ((caption, name),) = re.findall(r"<p>(.*?)</p><small>(.*?)</small>", card)
+            cells = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", card))
+            found.setdefault(title, []).append((int(name) - 1, caption, cells))
+    return found
 
 
 def test_the_words_above_the_tables(place, answers):

@@ -14,6 +14,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
+from demur.report.evaluation import titled_sheet
+from demur.report.sheet import render
 from tests.serving import ask, images, png, save_models, served
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -100,3 +102,17 @@ def test_the_page_allows_itself_no_other_host(port):
     assert status == 200
     assert "default-src 'none'" in headers["content-security-policy"]
     assert b"http" not in page.replace(b"http://www.w3.org/2000/svg", b"")
+
+
+def test_a_table_of_a_report_is_sorted_by_its_numbers(browser, tmp_path: Path):
+    """As they are written: a comma between thousands, a dot for none, a dash where there is no number."""
+    rows = [("a", "1,234"), ("b", "-"), ("c", "·"), ("d", "56"), ("e", "1,022,000"), ("f", "-3.5")]
+    sheet = titled_sheet("Counts", ("set", "inputs"), rows, "")
+    page = render("comparison.html", places=[], data="x", inputs=0, ood=[], tables=[sheet], figures=[])
+    (tmp_path / "index.html").write_text(page, "utf-8")
+    browser.get(f"file://{tmp_path}/index.html")
+    found = []
+    for _ in range(3):
+        browser.find_elements(By.CSS_SELECTOR, "thead button")[1].click()
+        found.append("".join(row.text for row in browser.find_elements(By.CSS_SELECTOR, "tbody th")))
+    assert found == ["fcdaeb", "eadcfb", "abcdef"]

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -45,7 +46,10 @@ def card(example: Example) -> Card:
 def cell(value: Any) -> str:
     if value is None or value != value:
         return "(missing)"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    # numbers of a table that has words, too, come from a csv as they are written
+    if isinstance(value, float) or (isinstance(value, str) and re.fullmatch(r"-?\d+\.\d{5,}", value)):
+        return f"{float(value):.4g}"
+    return str(value)
 
 
 def thumbnail(pixels: np.ndarray) -> str:
