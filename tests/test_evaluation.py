@@ -123,6 +123,19 @@ def test_risk_and_coverage_in_small_cases():
     assert aurc_with_outliers(scores, wrong, np.repeat(outside, 5)) == pytest.approx(both, abs=0.02)
 
 
+def test_inputs_of_equal_score_are_answered_in_any_order():
+    """A model that is certain of all outliers is not worse than one that ranks them."""
+    rng = np.random.default_rng(0)
+    scores, wrong, outside = rng.random(60).round(1), rng.random(60) < 0.2, rng.choice([0.8, 1.0], 25)
+    in_some_order = [
+        aurc_with_outliers(scores + 1e-6 * rng.random(60), wrong, outside + 1e-6 * rng.random(25)) for _ in range(400)
+    ]
+    error = np.std(in_some_order) / 20
+    assert aurc_with_outliers(scores, wrong, outside) == pytest.approx(np.mean(in_some_order), abs=4 * error)
+    right, far = np.zeros(60, bool), np.linspace(1.1, 2, 60)
+    assert aurc_with_outliers(scores, right, np.ones(60) + 1) == pytest.approx(aurc_with_outliers(scores, right, far))
+
+
 def test_models_are_ranked_and_the_order_has_an_interval():
     good, bad = evaluation(model="good"), evaluation(model="bad", noise=0.5)
     places = rank_models([bad, good])

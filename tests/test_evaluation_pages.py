@@ -130,16 +130,16 @@ class Answers:
         }
 
     def aurc(self, *ood):
-        """The mean, over k, of the rate of errors among the k inputs of lowest score; an outlier is always one, and
-        counts as n_in / n_out inputs."""
+        """The mean, over k, of the rate of errors among the k inputs of lowest score, equal ones in any order;
+        an outlier is always one, and counts as n_in / n_out inputs."""
         scores = np.concatenate([self.score[INLIERS], *(self.score[of] for of in ood)])
         wrong = np.concatenate([self.wrong, *(np.ones(len(self.score[of])) for of in ood)])
         weight = np.concatenate(
             [np.ones(len(self.y)), *(np.full(len(self.score[of]), len(self.y) / len(self.score[of])) for of in ood)]
         )
-        below = scores[None] <= scores[:, None]
-        risk = below @ (wrong * weight) / (below @ weight)
-        return 100 * np.average(risk, weights=weight)
+        frame = pd.DataFrame({"errors": wrong * weight, "answered": weight}).groupby(scores).transform("mean")
+        frame = frame.iloc[np.argsort(scores)]
+        return 100 * np.average(frame["errors"].cumsum() / frame["answered"].cumsum(), weights=frame["answered"])
 
     def ece(self, chosen):
         """By fifteen bins of confidence, each closed above."""
@@ -354,7 +354,7 @@ def cards_of(path):
     found = {}
     for title, _, section in (part.partition("</h2>") for part in path.read_text("utf-8").split("<h2>")[1:]):
         for card in section.split('<div class="card">')[1:]:
-            ((caption, name),) = re.findall(r"<p>(.*?)</p><small>(.*?)</small>", card)
+            ((caption, name),) = re.findall(r"<p>(.*?)</p><small>row (.*?)</small>", card)
             cells = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", card))
             found.setdefault(title, []).append((int(name) - 1, caption, cells))
     return found

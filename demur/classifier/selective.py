@@ -25,15 +25,23 @@ def aurc(scores: Array, wrong: NDArray[np.bool_]) -> float:
     return float(risk_coverage(scores, wrong)[1].mean())
 
 
-def aurc_with_outliers(scores: Array, wrong: NDArray[np.bool_], outside: Array) -> float:
-    """Outliers are wrong whatever the answer; as many of them as of inliers are counted, however many there are.
+def risk_coverage_with_outliers(scores: Array, wrong: NDArray[np.bool_], outside: Array) -> tuple[Array, Array]:
+    """Coverage and risk, of n inputs n each, in any order those of equal score; outliers are wrong whatever the answer.
 
-    Each outlier counts as n_in / n_out inputs, so that sets of outliers of any size can be compared.
+    As many of them as of inliers are counted, however many there are: each counts as n_in / n_out inputs, so that sets
+    of outliers of any size can be compared.
     """
     every = np.concatenate([scores, outside])
     weight = np.concatenate([np.ones(len(scores)), np.full(len(outside), len(scores) / len(outside))])
     errors = np.concatenate([wrong.astype(np.float64), np.ones(len(outside))]) * weight
     order = np.argsort(every, kind="stable")
-    _, start = np.unique(every[order], return_index=True)
-    answered, failed = (np.cumsum(np.add.reduceat(values[order], start)) for values in (weight, errors))
-    return float(np.dot(failed / answered, np.diff(answered, prepend=0)) / answered[-1])
+    _, start, count = np.unique(every[order], return_index=True, return_counts=True)
+    answered, failed = (
+        np.cumsum(np.repeat(np.add.reduceat(values[order], start) / count, count)) for values in (weight, errors)
+    )
+    return answered / answered[-1], failed / answered
+
+
+def aurc_with_outliers(scores: Array, wrong: NDArray[np.bool_], outside: Array) -> float:
+    coverage, risk = risk_coverage_with_outliers(scores, wrong, outside)
+    return float(np.dot(risk, np.diff(coverage, prepend=0)))

@@ -1,24 +1,24 @@
 """Several models on the same data, for the terminal and as a page."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from rich.console import Group
 
 from demur.classifier.comparison import Place, as_csv
-from demur.classifier.decision import UNKNOWN, UNSURE
+from demur.classifier.decision import UNKNOWN, UNSURE, score_of
 from demur.classifier.evaluation import INLIERS, Evaluation
+from demur.classifier.selective import risk_coverage_with_outliers
 from demur.files import filling
-from demur.report.evaluation import CLASSES, DECIDED, draw_risk, explain, per_cent_or_dash, titled_sheet
-from demur.report.figures import Drawing, save_drawings
+from demur.report.evaluation import CLASSES, COLOURS, DECIDED, draw_risk, explain, per_cent_or_dash, titled_sheet
+from demur.report.figures import Drawing, one_column_wide, panels, save_drawings
 from demur.report.sheet import Sheet, render, terminal
 from demur.study.measuring import per_cent
 
 
 def write_comparison(places: Sequence[Place], data: str, out: Path) -> None:
     """comparison.csv with every number, figures/ and index.html."""
-    caption = "Risk and coverage: the fraction of wrong answers as more and more inliers are answered, a line a model"
-    by_model = {place.evaluation.model: place.evaluation for place in places}
     with filling(out) as folder:
         (folder / "figures").mkdir()
         (folder / "comparison.csv").write_text(as_csv(places), "utf-8")
@@ -29,9 +29,40 @@ def write_comparison(places: Sequence[Place], data: str, out: Path) -> None:
             inputs=len(places[0].evaluation.y),
             ood=[*places[0].evaluation.ood],
             tables=[*tables(places), class_sheet(places)],
-            figures=save_drawings([Drawing("risk", caption, draw_risk(by_model))], folder / "figures"),
+            figures=save_drawings(draw(places), folder / "figures"),
         )
         (folder / "index.html").write_text(page, "utf-8")
+
+
+def draw(places: Sequence[Place]) -> Iterator[Drawing]:
+    by_model = {place.evaluation.model: place.evaluation for place in places}
+    if places[0].evaluation.ood:
+        caption = (
+            "Risk and coverage with outliers: the fraction of wrong answers as more and more inputs are answered, as "
+            "many outliers as inliers; the area under a line, its mean over the sets, is what models are ranked by"
+        )
+        yield Drawing("risk_with_outliers", caption, draw_risk_with_outliers(by_model))
+    caption = "Risk and coverage: the fraction of wrong answers as more and more inliers are answered, a line a model"
+    yield Drawing("risk", caption, draw_risk(by_model))
+
+
+def draw_risk_with_outliers(evaluations: Mapping[str, Evaluation]) -> Figure:
+    """A panel a set of outliers, a line a model."""
+    sets = [*next(iter(evaluations.values())).ood]
+    columns = min(2, len(sets))
+    with one_column_wide(height=0.6 + 1.3 * -(-len(sets) // columns) + 0.12 * len(evaluations)) as figure:
+        axes = panels(figure, len(sets), columns)
+        for axis, of in zip(axes, sets, strict=True):
+            for place, (name, one) in enumerate(evaluations.items()):
+                inside, outside = (score_of(each, one.decision.score) for each in (one.inside, one.ood[of]))
+                coverage, risk = risk_coverage_with_outliers(inside, ~one.right, outside)
+                axis.plot(100 * coverage, 100 * risk, color=COLOURS[place % len(COLOURS)], label=name, clip_on=False)
+            axis.set(xlim=(0, 100), ylim=(0, 100), xticks=(0, 50, 100), yticks=(0, 50, 100))
+            axis.set_title(of, pad=2)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, handlelength=1)
+        figure.supxlabel("coverage (% of inputs answered)")
+        figure.supylabel("risk (% of answers wrong)")
+    return figure
 
 
 def tables(places: Sequence[Place]) -> list[Sheet]:

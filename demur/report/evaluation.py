@@ -250,6 +250,7 @@ def draw_reliability(evaluation: Evaluation) -> Figure:
     return figure
 
 
+LEAST = 1  # per cent of risk that a figure has room for
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
 
 
@@ -265,7 +266,7 @@ def draw_risk(evaluations: Mapping[str, Evaluation]) -> Figure:
             _risk(axis, -one.sure, ~one.right, "#999999", "confidence")
             axis.axvline(100 * one.accepts.mean(), color="black", linewidth=0.6)
         axis.set(xlim=(0, 100), xlabel="coverage (% of inliers answered)", ylabel="risk (% of answers wrong)")
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, max(axis.get_ylim()[1], LEAST))
         longest = max(len(name) for name in axis.get_legend_handles_labels()[1])
         figure.legend(loc="outside upper center", ncols=max(1, 48 // (longest + 6)), handlelength=1, columnspacing=1)
     return figure
@@ -274,7 +275,7 @@ def draw_risk(evaluations: Mapping[str, Evaluation]) -> Figure:
 def _risk(axis: Axes, score: Array, wrong: np.ndarray, colour: str, label: str) -> None:
     coverage, risk = risk_coverage(score, wrong)
     few = np.unique(np.linspace(0, len(risk) - 1, 400).astype(int))
-    axis.plot(100 * coverage[few], 100 * risk[few], color=colour, label=label)
+    axis.plot(100 * coverage[few], 100 * risk[few], color=colour, label=label, clip_on=False)  # it may be 0 throughout
 
 
 def draw_scores(evaluation: Evaluation) -> Figure:

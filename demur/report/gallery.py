@@ -37,9 +37,11 @@ def card(example: Example) -> Card:
     caption = f"{answer}{truth}; score {example.score:.3g}"
     if isinstance(example.x, str):
         text = example.x if len(example.x) <= LONGEST else f"{example.x[:LONGEST]} …"
-        return Card(example.name, caption, text=text)
+        return Card(f"input {example.name}", caption, text=text)
     if isinstance(example.x, Mapping):
-        return Card(example.name, caption, cells=[(name, cell(value)) for name, value in [*example.x.items()][:MOST]])
+        return Card(
+            f"row {example.name}", caption, cells=[(name, cell(value)) for name, value in [*example.x.items()][:MOST]]
+        )
     return Card(example.name, caption, image=thumbnail(example.x))
 
 
