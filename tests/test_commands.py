@@ -281,15 +281,15 @@ def stopped_at(monkeypatch):
     from demur.cli.progress import Training
 
     monkeypatch.setattr("demur.checkpoint.SECONDS_BETWEEN", 0.0)
-    heard = Training.heard
+    update = Training.update
 
     def stop(epoch, network=0):
         def interrupted(self, report, share=1.0):
-            heard(self, report, share)
+            update(self, report, share)
             if (report.epoch, self.network) == (epoch, network):
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(Training, "heard", interrupted if epoch else heard)
+        monkeypatch.setattr(Training, "update", interrupted if epoch else update)
 
     return stop
 

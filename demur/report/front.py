@@ -108,7 +108,7 @@ def claims_section(analysis: Analysis) -> Section | None:
         "A test compares two methods. It is unclear where the 95 % interval of their difference decides nothing, and "
         "waits where a cell is missing. † where the spread over training seeds is in part assumed, for want of seeds."
     )
-    return sheet and Section("The paper's claims", [intro, sheet], cards=claim_cards(analysis))
+    return None if sheet is None else Section("The paper's claims", [intro, sheet], cards=claim_cards(analysis))
 
 
 def claim_cards(analysis: Analysis) -> list[ClaimCard]:
