@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from demur.posterior import read_about
+from demur.posterior_file import read_about
 from demur.study.results import POSTERIOR
 
 KILLS = 10
