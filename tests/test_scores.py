@@ -15,6 +15,7 @@ from sklearn.neighbors import NearestNeighbors
 from demur.feature_scores import Training, fit_knn, fit_rmds, fit_vim, knn, rmds
 from demur.inference import MAP, Ensemble, Laplace
 from demur.likelihoods import none_class, plain
+from demur.measures import score_named_in, value_name
 from demur.metrics import Prediction, Separation, accuracy
 from demur.networks import as_input, lenet, mlp
 from demur.posterior import Gaussian, Mixture
@@ -290,6 +291,14 @@ def test_the_principal_space_is_as_large_as_the_papers_code_has_it():
         x = torch.randn(20, width, generator=torch.Generator().manual_seed(0))
         training = Training(x, x[:, :3], torch.zeros(20, dtype=torch.long), torch.eye(3, width), torch.zeros(3))
         assert fit_vim(training)["residual"].shape == (width, width - left_out)
+
+
+@pytest.mark.parametrize("score", ["max_prob", "none", "none_share", "mine:own"])
+def test_the_name_of_a_value_tells_its_score(score):
+    for metric in ("fpr95", "auroc_out", "aupr_published"):
+        assert score_named_in(value_name(metric, score), metric) == score
+        assert score_named_in(value_name("mmc", score), metric) is None
+    assert value_name("accuracy", score) == "accuracy"  # no score has a say in it
 
 
 def test_a_function_becomes_a_score_under_its_name():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from demur.classifier.fitting import outliers_in
 from demur.outliers.synthetic import (
     BY_DEFAULT,
     independent_columns,
@@ -20,6 +21,7 @@ from demur.outliers.values import (
     Synthetic,
     build,
     given,
+    leaves,
     mix,
     natural,
     parse,
@@ -126,10 +128,18 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in VALUES if name != "given"])
+@pytest.mark.parametrize("name", VALUES)
 def test_a_name_and_its_value_are_one(name):
     assert parse(name) == VALUES[name]
     assert str(VALUES[name]) == name
+
+
+@pytest.mark.parametrize("name", ["given", "given+spectrum_matched+box", "columns+box"])
+@pytest.mark.parametrize("count", [0, 48])
+def test_a_report_tells_what_was_shown(name, count):
+    stated = f"{count} {name}" if count else name
+    assert outliers_in({"outliers": stated}) == (count, list(leaves(parse(name))))
+    assert outliers_in({"outliers": "none"}) == outliers_in({}) == (0, [])
 
 
 def test_names_people_may_also_write():
