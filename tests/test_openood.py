@@ -117,8 +117,9 @@ def test_two_methods_run_and_near_and_far_are_scikit_learns(tree, tmp_path, monk
     command = ("study", "openood", *options, "--data", str(folder), "--runs", str(tmp_path / "runs"), "--device", "cpu")
     ran = demur_command(*command, "--jobs", "1", "--score", "energy")
     assert ran.returncode == 0, ran.stderr
-    assert "openood_cifar10: near and far OOD" in ran.stdout.splitlines()  # a table, not what it is made of
-    assert any(line.split()[:3] == ["map", "max_prob", "1"] for line in ran.stdout.splitlines())
+    lines = [line.strip() for line in ran.stdout.splitlines()]
+    assert {"openood_cifar10: near and far OOD", "openood_cifar10: every OOD set"} <= {*lines}
+    assert any(line.split()[:3] == ["map", "max_prob", "1"] for line in lines)  # a table, not what it is made of
     study = study_named("openood")
     asked = study.of(
         select(study.cells, "openood", tasks=["openood_cifar10"], methods=["map", "map+nc"], seeds=1, epochs=1)
@@ -141,8 +142,14 @@ def test_two_methods_run_and_near_and_far_are_scikit_learns(tree, tmp_path, monk
         assert values["near auroc"] == pytest.approx(aurocs["tin"])
         assert values["far auroc"] == pytest.approx(np.mean([aurocs["mnist"], aurocs["texture"]]))
         assert min(fprs["tin"]) <= values["near fpr95"] <= max(fprs["tin"])
-    (sheet,) = near_and_far(results)
-    assert any("cifar100, svhn, places365" in note for note in sheet.notes)
+    means, sets = near_and_far(results)
+    assert any("cifar100, svhn, places365" in note for note in means.notes)
+    assert [head[0] for head in sets.head[2:]] == ["tin", "mnist", "texture"]
+    assert all(
+        row[2] == [f"{100 * measured[row[1]][f'tin {name}']:.1f}" for name in ("auroc", "fpr95")]
+        for row in sets.rows
+        if row[0] == "map+nc"
+    )
 
 
 def test_a_store_without_any_near_set_is_told_so(tree, tmp_path):

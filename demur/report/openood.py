@@ -17,13 +17,13 @@ Values = Mapping[str, float]  # by column
 
 
 def near_and_far(results: Iterable[Result]) -> list[Sheet]:
-    """A table for each benchmark: a line a method and score, means over training seeds."""
+    """Tables for each benchmark: a line a method and score, means over training seeds."""
     by_task: dict[str, dict[tuple[str, str], list[Values]]] = {}
     for result in results:
         if result.cell.task in BENCHMARKS:
             for score, values in measure(result).items():
                 by_task.setdefault(result.cell.task, {}).setdefault((result.cell.method, score), []).append(values)
-    return [_sheet(task, lines) for task, lines in by_task.items()]
+    return [sheet for task, lines in by_task.items() for sheet in _sheets(task, lines)]
 
 
 def measure(result: Result) -> dict[str, Values]:
@@ -45,22 +45,36 @@ def measure(result: Result) -> dict[str, Values]:
     return measured
 
 
-def _sheet(task: str, lines: Mapping[tuple[str, str], Sequence[Values]]) -> Sheet:
-    columns = list(next(iter(lines.values()))[0])
-    benchmark = BENCHMARKS[task]
-    present = {column.rpartition(" ")[0] for column in columns}
-    missing = [name for name in (*benchmark.near, *benchmark.far) if name not in present]
+def _sheets(task: str, lines: Mapping[tuple[str, str], Sequence[Values]]) -> list[Sheet]:
+    """Means over near and far sets, and every set by itself: both fit on a terminal."""
+    benchmark, columns = BENCHMARKS[task], list(next(iter(lines.values()))[0])
+    every = (*benchmark.near, *benchmark.far)
+    means = ["accuracy", *(f"{group} {metric}" for group in ("near", "far") for metric in METRICS)]
+    measured = [name for name in every if f"{name} {METRICS[0]}" in columns]
     notes = ["AUROC and FPR95 in per cent, outliers as positive; mean over seeds, and ± their standard deviation."]
-    if missing:
+    if missing := [name for name in every if name not in measured]:
         notes.append(f"Not in the means, because the store lacks them: {', '.join(missing)}.")
-    return Sheet(
-        ("method", "score", "seeds", *columns),
-        [
-            (method, score, str(len(seeds)), *(with_deviation([one[column] for one in seeds]) for column in columns))
-            for (method, score), seeds in lines.items()
-        ],
-        names=2,
-        title=f"{task}: near and far OOD",
-        notes=notes,
-        name=task,
-    )
+
+    def over_seeds(seeds: Sequence[Values], column: str) -> str:
+        return with_deviation([one[column] for one in seeds])
+
+    return [
+        Sheet(
+            ("method", "score", "seeds", *means),
+            [(*of, str(len(seeds)), *(over_seeds(seeds, column) for column in means)) for of, seeds in lines.items()],
+            names=2,
+            title=f"{task}: near and far OOD",
+            notes=notes,
+            name=task,
+        ),
+        Sheet(
+            ("method", "score", *([name, *METRICS] for name in measured)),
+            [
+                (*of, *([over_seeds(seeds, f"{name} {metric}") for metric in METRICS] for name in measured))
+                for of, seeds in lines.items()
+            ],
+            names=2,
+            title=f"{task}: every OOD set",
+            name=f"{task}-sets",
+        ),
+    ]
