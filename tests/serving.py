@@ -31,6 +31,14 @@ def table(count: int, seed: int = 0) -> tuple[pd.DataFrame, list[str]]:
     return pd.DataFrame(x, columns=["a", "b", "c"]), labels
 
 
+def categories(count: int, seed: int = 0) -> tuple[pd.DataFrame, list[str]]:
+    """Twelve different rows, each many times."""
+    rng = np.random.default_rng(seed)
+    first, second, third = (rng.choice(names, count) for names in (["x", "y", "z"], ["u", "v"], ["p", "q"]))
+    labels = np.where((first == "x") ^ (rng.random(count) < 0.1), "one", "two")
+    return pd.DataFrame({"first": first, "second": second, "third": third}), labels.tolist()
+
+
 def images(count: int, seed: int = 0) -> tuple[np.ndarray, list[str]]:
     """Dark above or dark below, with noise."""
     rng = np.random.default_rng(seed)

@@ -15,6 +15,7 @@ from demur.classifier import decision as decisions
 from demur.classifier.conformal import Calibration, benjamini_hochberg, calibration_of, conformal_p, measure_sets
 from demur.classifier.decision import calibrate_decision, score_of
 from demur.metrics import Prediction
+from tests.serving import categories
 
 REPETITIONS = 200
 OLD = Path(__file__).parent / "data" / "model-1.0-map.demur"
@@ -60,6 +61,23 @@ def test_an_input_is_accepted_exactly_where_its_p_value_is_large_enough(by_class
         made, decision = calibration(rng, count, coverage, by_class)
         fresh, _ = predictions(rng, 500, shift=1)
         np.testing.assert_array_equal(decision.accepts(fresh), made.p_values(fresh, decision) > 1 - coverage + 1e-9)
+
+
+def test_rows_that_are_alike_are_accepted_as_often_as_promised_in_batches_of_any_size():
+    """Their scores differ in the last digits, on either side of the limit, and each is that of many rows."""
+    model = demur.Classifier("la+nc", epochs=8, validation=0.4, device="cpu").fit(*categories(1500))
+    x, _ = categories(500, seed=2)
+    together, held_out = model.prediction(x), model.prediction(categories(300, seed=1)[0])
+    apart = [model.prediction(x.iloc[[row]]) for row in range(200)]
+    for coverage in (0.5, 0.8, 0.85, 0.9, 0.95, 0.97):
+        decision = calibrate_decision(held_out, model.decision_.score, coverage)
+        calibration = Calibration(conformal.calibration_scores(held_out, decision), ((),))
+        accepted = decision.accepts(together)
+        assert accepted.mean() >= coverage - 4 * np.sqrt(coverage * (1 - coverage) * (1 / 300 + 1 / 500))
+        assert np.array_equal([decision.accepts(each)[0] for each in apart], accepted[:200])
+        p_values = np.concatenate([calibration.p_values(each, decision) for each in apart])
+        np.testing.assert_array_equal(p_values, calibration.p_values(together, decision)[:200])
+        np.testing.assert_array_equal(p_values > 1 - coverage + 1e-9, accepted[:200])
 
 
 def test_screening_is_the_procedure_of_benjamini_and_hochberg():
