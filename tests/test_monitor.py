@@ -3,6 +3,7 @@
 import math
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,11 +11,13 @@ from scipy.special import gammaln
 from scipy.stats import beta, binom
 
 import demur
+from demur.classifier.conformal import Calibration
+from demur.classifier.decision import Decision, by_answer
 from demur.classifier.readers import Batch, Inputs
 from demur.serving.answered import read_answers
-from demur.serving.monitor import PATIENCE, Bet, Monitor, Urn, cuts_of, rate_interval, reference_of, to_json
+from demur.serving.monitor import PATIENCE, Bet, Monitor, Ranks, Urn, cuts_of, rate_interval, reference_of, to_json
 from demur.serving.recalibration import recalibrate
-from tests.serving import table
+from tests.serving import categories, table
 
 COVERAGE = 0.9
 
@@ -113,14 +116,64 @@ def test_the_interval_ends_where_the_mixture_is_one_over_the_level_times_as_like
 
 def test_ranks_count_the_inliers_below_and_break_ties_evenly():
     reference, chance = reference_of((1.0, 2.0, 2.0, 3.0), 4, 0.75), random.Random(0)
-    ranks = [reference.rank(score, False, chance) for score in (0.0, 1.5, 2.5, 9.0, None)]
-    assert ranks == [0, 1, 3, 4, 4]
-    tied = [reference.rank(2.0, False, chance) for _ in range(3000)]
+    scores = (-math.inf, 0.0, 1.5, 2.5, 9.0, math.inf, None)
+    assert [Ranks(reference, chance).rank(score, False) for score in scores] == [0, 0, 1, 3, 4, 4, 4]
+    tied = [Ranks(reference, chance).rank(2.0, False) for _ in range(3000)]
     assert np.bincount(tied, minlength=5) == pytest.approx([0, 1000, 1000, 1000, 0], abs=4 * math.sqrt(3000 * 2 / 9))
-    rounded = [reference.rank(2.000002, False, chance) for _ in range(100)]  # as a csv has six digits
+    rounded = [Ranks(reference, chance).rank(2.000002, False) for _ in range(100)]  # as a csv has six digits
     assert {*rounded} == {1, 2, 3}
     unscored = reference_of((), 100, 0.9)
-    assert [unscored.rank(0.0, abstained, chance) for abstained in (False, True)] == [0, unscored.accepted]
+    assert [Ranks(unscored, chance).rank(0.0, abstained) for abstained in (False, True)] == [0, unscored.accepted]
+
+
+def test_ranks_of_tied_scores_follow_the_urn():
+    """The second falls where the first fell with probability 3/5, not 1/2: an inlier keeps its place among equals."""
+    reference, chance = reference_of((1.0,) * 3, 3, 0.5), random.Random(1)
+    same = 0
+    for _ in range(4000):
+        ranks = Ranks(reference, chance)
+        first, second = (ranks.rank(1.0, False) >= 2 for _ in range(2))
+        same += first == second
+    assert same / 4000 == pytest.approx(3 / 5, abs=4 * math.sqrt(0.24 / 4000))
+
+
+def test_rows_that_are_alike_raise_no_alarm():
+    """Their scores differ in the last digits from batch to batch, and a csv has six digits of them."""
+    model = demur.Classifier("la+nc", epochs=8, coverage=0.9, validation=0.4, device="cpu").fit(*categories(1500))
+    for seed in (1, 2, 3):
+        x, _ = categories(400, seed=seed)
+        together = model.outlier_score(x)
+        apart = np.concatenate([model.outlier_score(x.iloc[[row]]) for row in range(150)])
+        for scores in (together, [float(f"{score:.6g}") for score in together], apart):
+            monitor = Monitor.of(model)
+            monitor.observe(list(map(float, scores)), [False] * len(scores))
+            assert monitor.report().alarm is None
+
+
+def test_classes_with_few_inliers_are_compared_together():
+    """Each alone is not like the group that they have in common."""
+    rng = np.random.default_rng(5)
+    means, names = np.array([0.0, 3.0, -2.0]), ["cat", "dog", "cow"]
+
+    def drawn(count: int) -> tuple[np.ndarray, np.ndarray]:
+        kind = rng.choice(3, count, p=[0.03, 0.03, 0.94])
+        return rng.normal(size=count) + means[kind], kind
+
+    alarms = 0
+    for _ in range(40):
+        scores, kind = drawn(250)
+        calibration = by_answer(scores, kind, 3, 0.95)
+        assert np.array_equal(calibration[0], calibration[1])
+        model = SimpleNamespace(
+            decision_=Decision("entropy", (1.0,) * 3, (None,) * 3, 0.95, 20),
+            calibration_=Calibration(tuple(tuple(np.sort(each).tolist()) for each in calibration), ((),) * 3),
+            classes_=np.array(names),
+        )
+        monitor = Monitor.of(model, level=0.1)
+        fresh, kind = drawn(1500)
+        monitor.observe(fresh.tolist(), [False] * 1500, [names[each] for each in kind])
+        alarms += monitor.report().alarm is not None
+    assert alarms <= 4 + 3 * math.sqrt(40 * 0.1 * 0.9)
 
 
 def test_bins_are_even_parts_of_what_is_accepted_and_one_beyond_every_inlier():
@@ -141,7 +194,7 @@ def test_money_is_put_in_little_by_little():
 def test_each_class_is_compared_with_its_own_calibration():
     low, high = tuple(np.linspace(0, 1, 100)), tuple(np.linspace(10, 11, 100))
     references = [reference_of(group, 100, COVERAGE) for group in (low, high)]
-    monitor = Monitor(references, 0.1, classes=["cat", "dog"])
+    monitor = Monitor(references, 0.1, places={"cat": 0, "dog": 1})
     rng = np.random.default_rng(4)
     dogs = rng.random(400) < 0.5
     scores = rng.random(400) + 10 * dogs
@@ -207,6 +260,17 @@ def test_a_threshold_is_set_anew_by_what_is_fresh_and_told(by_class):
     limits = sorted(model.decision_.accept)
     said = f"thresholds {limits[0]:.4g} to {limits[-1]:.4g}, by class" if by_class else f"threshold {limits[0]:.4g},"
     assert old.startswith(said)
+
+
+@pytest.mark.parametrize("make", [table, categories])
+def test_inliers_that_were_trained_with_set_no_threshold_in_silence(make, recwarn):
+    """Fresh ones do, also where rows are alike."""
+    x, y = make(400)
+    model = demur.Classifier("map+nc", epochs=3, validation=0.3, device="cpu").fit(x, y)
+    for given, told in ((make(300, seed=1)[0], False), (x, make is table)):
+        recwarn.clear()
+        recalibrate(model, Inputs("tables", iter([Batch(["a"] * len(given), given)])), None, lambda count: None)
+        assert any("is such as" in str(each.message) or "are such as" in str(each.message) for each in recwarn) == told
 
 
 def test_a_report_as_json_has_its_verdict():

@@ -18,9 +18,10 @@ import math
 import random
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -48,22 +49,35 @@ class Reference:
     scores: tuple[float, ...] = ()
     score: str = ""
 
-    def rank(self, score: float | None, abstained: bool, chance: random.Random) -> int:
-        """How many of the inliers score below; ties, such as differ by rounding too, are broken at random. What is no
-        number counts as highest."""
-        if not self.scores:  # only that much is known
-            return self.accepted if abstained else 0
-        if score is None:
-            return self.count
-        lowest, highest = self._alike
-        first, last = bisect_left(highest, score), bisect_right(lowest, score)
-        return chance.randint(first, last) if first < last else first
-
     @cached_property
-    def _alike(self) -> tuple[list[float], list[float]]:
+    def alike(self) -> tuple[list[float], list[float]]:
         """The lowest and the highest values that may be these scores."""
         scores = np.asarray(self.scores)
         return (-highest_alike(-scores, self.score)).tolist(), highest_alike(scores, self.score).tolist()
+
+
+class Ranks:
+    """Ranks among the inliers of a reference.
+
+    Every score, theirs and fresh ones, has a random number beside it, its lot, which decides where scores are equal, or
+    may be but for rounding. An inlier's is drawn once: if lots were drawn anew for each input, ranks would not follow
+    the urn.
+    """
+
+    def __init__(self, reference: Reference, chance: random.Random) -> None:
+        self._reference, self._chance = reference, chance
+        self._lots = np.array([chance.random() for _ in reference.scores])
+
+    def rank(self, score: float | None, abstained: bool) -> int:
+        """How many of the inliers score below; what is no number counts as highest."""
+        lot = self._chance.random()
+        if not self._reference.scores:  # only that much is known
+            return self._reference.accepted if abstained else 0
+        if score is None:
+            return self._reference.count
+        lowest, highest = self._reference.alike
+        first, last = bisect_left(highest, score), bisect_right(lowest, score)
+        return first + int((self._lots[first:last] < lot).sum())
 
 
 class Urn:
@@ -146,19 +160,20 @@ class Monitor:
         promised: float,
         level: float = 0.01,
         *,
-        classes: Sequence[str] = (),
+        places: Mapping[str, int] = MappingProxyType({}),
         seed: int = 0,
     ) -> None:
+        """`places` says which of several references is for a class."""
         if not 0 < level < 1:
             raise ValueError(f"level {level} is not between 0 and 1; it is the probability of a false alarm, as 0.01")
-        self._references, self._promised, self._level = references, promised, level
-        self._places = {name: place for place, name in enumerate(classes)}
+        self._references, self._promised, self._level, self._places = references, promised, level, places
         rate = [Urn(reference, [reference.accepted]) for reference in references]
         fine = [Urn(reference, cuts_of(reference)) for reference in references]
         self._by_score = any(reference.scores for reference in references)
         self._views = [rate, fine] if self._by_score else [rate]
         self._bets = [(urns, Bet(urns, memory)) for urns in self._views for memory in (math.inf, RECENT)]
-        self._chance, self._lock = random.Random(seed), threading.Lock()
+        chance, self._lock = random.Random(seed), threading.Lock()
+        self._ranks = [Ranks(reference, chance) for reference in references]
         self._inputs, self._abstained, self._recent = 0, 0, promised
         self._alarm: int | None = None
         self._course: list[tuple[int, float, float]] = []
@@ -168,9 +183,12 @@ class Monitor:
     def of(cls, model: Classifier, level: float = 0.01) -> "Monitor":
         decision = model.decision_
         calibration = getattr(model, "calibration_", None)  # files of older versions have none
-        groups: Sequence[Sequence[float]] = calibration.scores if calibration is not None else [()]
-        references = [reference_of(group, decision.count, decision.coverage, decision.score) for group in groups]
-        return cls(references, 1 - decision.coverage, level, classes=[str(name) for name in model.classes_])
+        groups: Sequence[tuple[float, ...]] = calibration.scores if calibration is not None else [()]
+        distinct = list(dict.fromkeys(groups))  # classes with few inliers have one group, and so one urn, together
+        references = [reference_of(group, decision.count, decision.coverage, decision.score) for group in distinct]
+        named = zip(map(str, model.classes_), groups, strict=False)  # there may be one group for all
+        places = {name: distinct.index(group) for name, group in named}
+        return cls(references, 1 - decision.coverage, level, places=places)
 
     def observe(
         self, scores: Sequence[float | None], abstained: Sequence[bool], labels: Sequence[str] | None = None
@@ -188,7 +206,7 @@ class Monitor:
         return self._places[label]
 
     def _see(self, score: float | None, abstained: bool, group: int) -> None:
-        rank = self._references[group].rank(score, abstained, self._chance)
+        rank = self._ranks[group].rank(score, abstained)
         for urns, bet in self._bets:
             place = bisect_right(urns[group].cuts, rank)
             bet.step(group, place, urns[group].probability(place))

@@ -5,14 +5,18 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from demur.classifier import Classifier
 from demur.classifier.conformal import calibration_scores
+from demur.classifier.continuing import TRAINED, find_trained, hash_rows
 from demur.classifier.decision import Decision, calibrate_decision
 from demur.classifier.evaluation import concatenate
 from demur.classifier.readers import Inputs
 from demur.serving.monitor import rate_interval
 
 LEVEL = 0.05
+MISTAKEN = 0.01  # fraction of inliers that may be taken for trained ones by chance
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,19 @@ def _limits(decision: Decision) -> str:
     return f"threshold {low:.4g}" if low == high else f"thresholds {low:.4g} to {high:.4g}, by class"
 
 
+def count_trained(x: Tensor, model: Classifier) -> int:
+    """How many inputs the model was trained with, as far as its file says."""
+    known = model.held_out_hashes_
+    return 0 if known is None or TRAINED not in known else int(find_trained(hash_rows(x), known).sum())
+
+
+def usual_repeats(model: Classifier) -> float:
+    """The fraction of held-out inputs that are like one which was trained with, as rows of few categories are."""
+    known = model.held_out_hashes_
+    held_out = [] if known is None else [each for part in ("tuning", "calibration") for each in known[part]]
+    return float(find_trained(held_out, known).float().mean()) if known and TRAINED in known and held_out else 0.0
+
+
 def recalibrate(
     model: Classifier, fresh: Inputs, coverage: float | None, count: Callable[[int], None]
 ) -> tuple[Classifier, Recalibration]:
@@ -50,10 +67,19 @@ def recalibrate(
     coverage = model.decision_.coverage if coverage is None else coverage
     if not 0 < coverage < 1:
         raise ValueError(f"coverage {coverage} is not between 0 and 1; it is the fraction of inliers to accept")
-    predictions = []
+    predictions, trained = [], 0
     for batch in fresh.batches:
-        predictions.append(model.predict_tensor(model.inputs(batch.x)))
+        x = model.inputs(batch.x)
+        trained += count_trained(x, model)
+        predictions.append(model.predict_tensor(x))
         count(len(batch.names))
+    total = sum(map(len, predictions))
+    if trained > (MISTAKEN + 2 * usual_repeats(model)) * total:
+        warnings.warn(
+            f"{trained:,} of {total:,} inliers are such as the model was trained with, which it knows too well: of "
+            "fresh ones the new threshold accepts fewer than it promises; give others",
+            stacklevel=2,
+        )
     prediction = concatenate(predictions)
     by_class = len(model.decision_.accept) > 1
     with warnings.catch_warnings():
