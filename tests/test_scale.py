@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -148,6 +149,48 @@ def test_a_run_whose_output_another_takes_adds_nothing_to_it(
     run(models["image"], other, tmp_path / "whole")
     pd.testing.assert_frame_equal(frame(out), frame(tmp_path / "whole"))
     assert run(models["image"], other, out).inputs == 0
+
+
+def test_inputs_that_change_meanwhile_are_told(models: dict[str, Path], tmp_path: Path, cut_small: None) -> None:
+    inputs, classifier = write_inputs("image", tmp_path / "inputs"), Classifier.load(models["image"], device="cpu")
+
+    def meanwhile(change: Any) -> Any:
+        def engine(job: Job, given: Sequence[Fragment]) -> Iterator[Outcome]:
+            for fragment in given:
+                yield attempt(classifier, job, fragment)
+            change()
+
+        return engine
+
+    later = inputs / "later.png"
+    for number, (change, told) in enumerate(
+        [
+            (lambda: None, False),
+            (lambda: later.write_bytes(b""), True),
+            (later.unlink, True),
+            (lambda: inputs.rename(tmp_path / "gone"), True),
+        ]
+    ):
+        assert run(models["image"], inputs, tmp_path / f"out{number}", meanwhile(change)).changed == told
+
+
+def test_a_model_that_is_replaced_while_it_is_read_is_refused(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the answers would be kept as those of another."""
+    inputs, model = write_inputs("table", tmp_path / "inputs"), tmp_path / "table.demur"
+    shutil.copy(models["table"], model)
+    load = Classifier.load
+
+    def overtaken(path: Path, **options: Any) -> Classifier:
+        loaded = load(path, **options)
+        shutil.copy(models["image"], path)
+        return loaded
+
+    monkeypatch.setattr(Classifier, "load", overtaken)
+    code, said = called("predict", model, inputs, "-o", tmp_path / "out.parquet")
+    assert (code, "was replaced while it was read" in said) == (2, True)
+    assert not (tmp_path / "out.parquet").exists()
 
 
 def test_a_link_in_a_url_is_followed_as_in_a_path(models: dict[str, Path], tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ class FakeHub:
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     created: list[dict[str, Any]] = field(default_factory=list)
     lie: bool = False
+    large: bool = True  # whether files are kept apart, as large ones are, and not by git
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -86,7 +87,7 @@ class Answer(BaseHTTPRequestHandler):
         if info and (info[1] or newest) in commits:
             commit = info[1] or newest
             siblings = [
-                {"rfilename": name, "size": len(content), "lfs": self.describe(content)}
+                {"rfilename": name, "size": len(content), **self.describe(content)}
                 for name, content in commits[commit].items()
             ]
             self.send_json({"id": "me/clouds", "sha": commit, "siblings": siblings})
@@ -101,7 +102,10 @@ class Answer(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def describe(self, content: bytes) -> dict[str, Any]:
-        return {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
+        if not self.hub.large:
+            return {"blobId": hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()}
+        lfs = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
+        return {"blobId": "0" * 40, "lfs": lfs}
 
 
 @pytest.fixture
@@ -160,8 +164,14 @@ def test_a_commit_names_the_same_model_after_the_next_push(hub: FakeHub, model: 
     assert demur.load_model(first, device="cpu").report_["epochs"] == 5
 
 
-def test_what_arrives_otherwise_than_it_was_sent_is_refused(hub: FakeHub, model: demur.Classifier) -> None:
+@pytest.mark.parametrize("large", [True, False])
+def test_what_arrives_otherwise_than_it_was_sent_is_refused(
+    hub: FakeHub, model: demur.Classifier, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, large: bool
+) -> None:
+    hub.large = large
     named = model.push_to_hub("me/clouds")
+    assert demur.load_model(named, device="cpu").source_ == named
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "another"))
     hub.lie = True
     with pytest.raises(ValueError, match=r"is other than the hub describes it; remove .*model\.demur"):
         demur.load_model(named, device="cpu")

@@ -4,6 +4,7 @@ hf:me/name            the newest commit
 hf:me/name@REVISION   a commit, a tag or a branch; only a commit's hash always names the same bytes
 """
 
+import hashlib
 import re
 import tempfile
 from pathlib import Path
@@ -67,8 +68,14 @@ def fetch_model(named: str, endpoint: str | None = None) -> tuple[Path, str]:
 
 
 def _check_hash(file: Path, stored: Any, named: str) -> None:
-    """As the hub describes it; the model file's own hashes are checked when it is read."""
-    if stored.lfs is None:
-        return
-    if hash_file(file) != stored.lfs.sha256:
+    """As the hub describes it: by SHA-256, or as git does where it keeps the file itself. The model file's own hashes
+    are checked when it is read."""
+    by_git = stored.lfs is None
+    if (hash_by_git(file) if by_git else hash_file(file)) != (stored.blob_id if by_git else stored.lfs.sha256):
         raise ValueError(f"{named} is other than the hub describes it; remove {file}, and load it again")
+
+
+def hash_by_git(file: Path) -> str:
+    with file.open("rb") as stream:
+        head = b"blob %d\0" % file.stat().st_size
+        return hashlib.file_digest(stream, lambda: hashlib.sha1(head)).hexdigest()

@@ -79,7 +79,10 @@ def predict_parts(
     to, at = locate(out), locate(inputs)
     if to.is_local:
         check_folder(Path(to.path), overwrite, model=model, writes=[MANIFEST], marks={MANIFEST: b"\\{"})
+    hashed = hash_model(model) if model.exists() else ""  # what is not there is refused in the next line
     classifier = Classifier.load(model, device="cpu" if engine == "ray" else parse_device(device))
+    if hash_model(model) != hashed:
+        raise ValueError(f"{model} was replaced while it was read; run the command again")
     if engine == "here":
         _share_work(classifier)
     chosen = on_ray(model, device, address) if engine == "ray" else answering.on_this_machine(classifier)
@@ -88,13 +91,16 @@ def predict_parts(
             at,
             to,
             classifier.preprocessing_.kind,
-            hash_model(model),
+            hashed,
             chosen,
             strict=strict,
             overwrite=overwrite,
             count=count,
         )
     _note_invalid(done.invalid, done.inputs, done.reason)
+    if done.changed:
+        changed = "files changed while they were answered, so answers may be to both; --overwrite answers anew"
+        print(f"demur: note: {_shown(inputs)}: {changed}", file=sys.stderr)
     kept = f", {done.kept:,} of them by an earlier run" if done.kept else ""
     print(f"wrote {to.name}: {done.parts:,} parts{kept}; {done.inputs:,} inputs answered")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from demur.classifier import Classifier
-from demur.scale.fragments import Fragment, Source, list_inputs, read_fragment
+from demur.scale.fragments import Fragment, Source, has_changed, list_inputs, read_fragment
 from demur.scale.parts import Manifest, answer, check_still_ours, open_output, parts_in, remove_unfinished, write_part
 from demur.scale.places import Location
 
@@ -39,6 +39,7 @@ class Summary:
     inputs: int  # of this run
     invalid: int
     reason: str
+    changed: bool  # whether inputs were changed, added or removed meanwhile
 
 
 Engine = Callable[[Job, Sequence[Fragment]], Iterable[Outcome]]
@@ -83,7 +84,7 @@ def predict_parts(
             "them; give a folder that all of them share, or the URL of an object store"
         )
     remove_unfinished(to)
-    return Summary(total, len(kept), done, invalid, reason)
+    return Summary(total, len(kept), done, invalid, reason, has_changed(source))
 
 
 def attempt(classifier: Classifier, job: Job, fragment: Fragment) -> Outcome:

@@ -55,16 +55,31 @@ class Source:
 
 def list_inputs(at: Location, kind: str) -> Source:
     """Images, or files of rows or texts, whichever the kind of the model is, at a location."""
-    suffixes = IMAGES if kind == "images" else FILES
-    files = list(_files(at, suffixes))
+    files = list(_files(at, suffixes_of(kind)))
     if not files:
-        wanted = ", ".join(sorted(suffixes))
+        wanted = ", ".join(sorted(suffixes_of(kind)))
         raise ValueError(f"{at.name} holds no {kind}; give a folder of {wanted} files, or one of these")
+    cuts = _runs([name for name, _ in files]) if kind == "images" else _cut(at, files)
+    return Source(at, kind, tuple(replace(cut, number=n) for n, cut in enumerate(cuts)), _fingerprint(files))
+
+
+def suffixes_of(kind: str) -> Iterable[str]:
+    return IMAGES if kind == "images" else FILES
+
+
+def has_changed(source: Source) -> bool:
+    """Whether a file has come, gone or changed since the inputs were listed."""
+    try:
+        return _fingerprint(_files(source.at, suffixes_of(source.kind))) != source.fingerprint
+    except (ValueError, OSError):
+        return True
+
+
+def _fingerprint(files: Iterable[tuple[str, fs.FileInfo]]) -> str:
     content = hashlib.sha256()
     for name, info in files:
         content.update(f"{name}\0{info.size}\0{info.mtime_ns}\n".encode("utf-8", "surrogateescape"))
-    cuts = _runs([name for name, _ in files]) if kind == "images" else _cut(at, files)
-    return Source(at, kind, tuple(replace(cut, number=n) for n, cut in enumerate(cuts)), content.hexdigest())
+    return content.hexdigest()
 
 
 def _files(at: Location, suffixes: Iterable[str]) -> Iterator[tuple[str, fs.FileInfo]]:

@@ -27,6 +27,9 @@ def on_ray(model: Path, device: str = "auto", address: str | None = None) -> Eng
     """An engine on the Ray cluster at the address, else on one that runs here, else on one made for it."""
 
     def engine(job: Job, fragments: Sequence[Fragment]) -> Iterator[Outcome]:
+        files = model_files(model)
+        if hash_files(files) != job.manifest.model:
+            raise ValueError(f"{model} was replaced meanwhile; run the command again")
         with connect(address) as ray:
             import ray.data
 
@@ -41,7 +44,7 @@ def on_ray(model: Path, device: str = "auto", address: str | None = None) -> Eng
                 warnings.simplefilter("ignore", DeprecationWarning)  # of `max_restarts`, which nothing replaces yet
                 answered = given.map(
                     Answering,
-                    fn_constructor_args=([ray.put(model_files(model))], job, "cuda" if own_gpu else "cpu"),
+                    fn_constructor_args=([ray.put(files)], job, "cuda" if own_gpu else "cpu"),
                     num_cpus=1,
                     num_gpus=int(own_gpu),
                     compute=ray.data.ActorPoolStrategy(min_size=1, max_size=max(1, math.floor(most_workers))),
@@ -95,7 +98,11 @@ def write_model_files(files: Mapping[str, bytes], folder: Path) -> Path:
 
 def hash_model(model: Path) -> str:
     """Of all its files."""
+    return hash_files(model_files(model))
+
+
+def hash_files(files: Mapping[str, bytes]) -> str:
     whole = hashlib.sha256()
-    for name, content in model_files(model).items():
+    for name, content in files.items():
         whole.update(f"{name}\0{len(content)}\0".encode() + content)
     return whole.hexdigest()
