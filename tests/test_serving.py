@@ -1,10 +1,13 @@
 """The server answers as the model does, refuses in one sentence what it cannot read, and is never left hanging."""
 
 import asyncio
+import base64
 import gc
 import os
+import select
 import shutil
 import threading
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,12 +19,16 @@ import torch
 
 import demur
 from demur.posterior import Mixture, fewer_samples, keep_samples, kept_bytes
+from demur.serving import protocol, running
 from demur.serving.app import Settings
 from demur.serving.batching import Batcher, Batching, Busy
+from demur.serving.guard import is_local
 from demur.serving.hosted import Hosted, Hosting, named_models
 from demur.serving.instruments import Instruments
 from demur.serving.limits import Limits
 from tests.serving import ask, images, inputs_for, png, raw_socket, save_models, served, table
+
+TENSOR = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1, 3], "data": [2, 2, 2]}]}
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +112,9 @@ def test_images_come_as_files_of_a_form_or_alone(port):
         ("/v1/models/image/predict", {"inputs": [None]}, 422, "no image"),
         ("/v1/nothing", {"inputs": []}, 404, "see /docs"),
         ("/v2/models/table/infer", {"inputs": []}, 422, "one tensor"),
+        ("/v2/models/table/infer", {"inputs": [{"datatype": ["FP64"], "shape": [1], "data": [1]}]}, 422, "not known"),
+        ("/v2/models/table/infer", {**TENSOR, "outputs": [{"name": ["label"]}]}, 422, "a list of names"),
+        ("/v2/models/table/infer", {**TENSOR, "outputs": [{"name": "label"}] * 2}, 422, "twice"),
         ("/v2/models/table/versions/7/infer", {"inputs": []}, 404, "has version"),
     ],
 )
@@ -177,9 +187,9 @@ def test_a_bad_file_keeps_the_old_model_and_a_good_one_takes_its_place(models, t
         hosted = server.models["mine"]
         (tmp_path / "new").write_bytes(models["table"].read_bytes()[:-100])
         os.replace(tmp_path / "new", path)
-        assert hosted.changed
+        assert hosted.changed()
         asyncio.run(hosted.reload())
-        assert not hosted.changed
+        assert not hosted.changed()
         assert "is still served" in ask(port, "/v1/models")[1][0]["error"]
         assert ask(port, "/v1/predict", body)[1] == before
         shutil.copy(models["image"], tmp_path / "new")
@@ -273,21 +283,178 @@ def test_a_batch_that_fails_fails_alone():
     assert isinstance(second, RuntimeError)
 
 
-def test_inputs_that_do_not_go_together_do_not_stop_the_queue():
-    """Nothing that a batch can do may end the loop that answers: whoever came later would wait for ever."""
+def test_whoever_shares_a_batch_with_a_bad_input_gets_an_answer():
+    """Nor may anything that a batch can do end the loop that answers: whoever came later would wait for ever."""
+
+    def answer(x: torch.Tensor) -> list[float]:
+        if (x < 0).any():
+            raise RuntimeError("negative")
+        return x[:, 0].tolist()
 
     async def ask_all() -> list[object]:
-        batcher: Batcher[float] = Batcher(lambda x: x[:, 0].tolist(), Batching(wait=0.05))
-        first = asyncio.create_task(batcher.answered(torch.zeros(1, 1)))
-        odd = [asyncio.create_task(batcher.answered(torch.zeros(1, width))) for width in (1, 2)]
-        failed = await asyncio.gather(first, *odd, return_exceptions=True)
-        answered = await asyncio.wait_for(batcher.answered(torch.ones(1, 1)), 10)
+        batcher: Batcher[float] = Batcher(answer, Batching(wait=0.05))
+        inputs = [torch.zeros(1, 1), torch.ones(1, 1), -torch.ones(1, 1), torch.full((1, 2), 3.0)]
+        found = await asyncio.gather(*map(batcher.answered, inputs), return_exceptions=True)
+        found.append(await asyncio.wait_for(batcher.answered(torch.ones(1, 1)), 10))
         await batcher.close()
-        return [*failed, answered]
+        return found
 
-    *failed, answered = asyncio.run(ask_all())
-    assert answered == [1.0]
-    assert any(isinstance(each, RuntimeError) for each in failed)
+    first, second, third, wider, later = asyncio.run(ask_all())
+    assert (first, second, wider, later) == ([0.0], [1.0], [3.0], [1.0])
+    assert isinstance(third, RuntimeError)
+
+
+def test_inputs_nested_to_any_depth_are_refused(port):
+    """Near Python's own limit they are read, and cannot be shown any more."""
+    for depth in range(940, 1000, 2):
+        nested, rows = b"[" * depth + b"]" * depth, b'{"a": ' * depth + b"1" + b"}" * depth
+        for path, body in (
+            ("/v1/models/table/predict", b'{"inputs": [%b]}' % nested),
+            ("/v1/models/table/predict", b'{"inputs": [%b]}' % rows),
+            ("/v1/models/text/predict", b'{"inputs": [%b]}' % nested),
+            ("/v1/predict", b'{"model": %b, "inputs": [1]}' % nested),
+            ("/v2/models/table/infer", b'{"inputs": [{"datatype": %b, "shape": [1], "data": []}]}' % nested),
+        ):
+            status, said, _ = ask(port, path, body)
+            assert (status in (404, 422), list(said)) == (True, ["error"]), (depth, path)
+
+
+def test_cells_of_any_kind_are_answered_or_refused(tmp_path):
+    x, y = table(60)
+    x = x.assign(colour=["red", "blue"] * 30, day="2020-01-01")
+    path = tmp_path / "mixed.demur"
+    demur.Classifier("map+nc", epochs=1, device="cpu").fit(x, y).save(path)
+    row = {"a": 1, "b": 1, "c": None, "colour": "red", "day": "2020-01-02"}
+    with served({"mixed": path}) as (port, _):
+        assert ask(port, "/v1/predict", {"inputs": [row]})[0] == 200
+        for name, cell in (("a", 10**400), ("a", "ten"), ("colour", "\ud800"), ("colour", 10**400), ("day", 10**400)):
+            status, said, _ = ask(port, "/v1/predict", {"inputs": [{**row, name: cell}]})
+            assert (status, list(said)) == (422, ["error"]), said
+        cells = {"name": "x", "datatype": "BYTES", "shape": [1, 5]}
+        for data in (["1", "1", "", "red", "2020-01-02"], [["1", "1", "", "red", "2020-01-02"]]):
+            assert ask(port, "/v2/models/mixed/infer", {"inputs": [{**cells, "data": data}]})[0] == 200
+
+
+def test_a_mistake_of_the_server_is_one_sentence_and_in_its_log(models, monkeypatch, caplog):
+    def broken(*_: object) -> None:
+        raise KeyError("a part that is not there")
+
+    monkeypatch.setattr("demur.serving.app.as_x", broken)
+    with served({"table": models["table"]}) as (port, _):
+        status, said, headers = ask(port, "/v1/predict", {"inputs": [[2, 2, 2]]})
+        assert (status, "its log says why" in said["error"]) == (500, True)
+        monkeypatch.undo()
+        assert ask(port, "/v1/predict", {"inputs": [[2, 2, 2]]})[0] == 200
+    (record,) = [each for each in caplog.records if each.exc_info and each.name == "demur.serving.guard"]
+    assert record.fields == {"request": headers["x-request-id"]}
+
+
+def test_bodies_that_are_still_arriving_count(models):
+    """Else many slow clients together would hold any amount of memory."""
+    limits = Limits(body=2**16, bodies=2**17, seconds=5)
+    with served({"table": models["table"]}, Settings(limits=limits)) as (port, _):
+        slow = [raw_socket(port) for _ in range(3)]
+        for each in slow:
+            each.sendall(b"POST /v1/predict HTTP/1.1\r\nhost: x\r\ncontent-length: 60000\r\n\r\n" + b" " * 50_000)
+        ends = {each.recv(12) for each in slow if select.select([each], [], [], 2)[0]}
+        assert ends == {b"HTTP/1.1 503"}
+        for each in slow:
+            each.close()
+        deadline = time.monotonic() + 10
+        while ask(port, "/v1/predict", {"inputs": [[2, 2, 2]]})[0] != 200:
+            assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize(
+    ("host", "is_here"),
+    [
+        *[(host, True) for host in ("", "localhost", "LOCALHOST:8000", "127.0.0.1:8000", "127.9.9.9", "[::1]:8000")],
+        *[(host, True) for host in ("mine.localhost:8000",)],
+        *[(host, False) for host in ("evil.example", "evil.example:8000", "localhost.evil.example", "10.0.0.1:8000")],
+        *[
+            (host, False)
+            for host in ("0.0.0.0", "[fe80::1]", "localhost@evil.example", "::1:x", "127.0.0.1.evil.example")
+        ],
+    ],
+)
+def test_a_name_that_is_not_this_machines_may_have_been_bent_to_it(host, is_here):
+    assert is_local(host) == is_here
+
+
+def test_pages_of_other_sites_get_no_answers(models):
+    body = {"inputs": [[2, 2, 2]]}
+    with served({"table": models["table"]}, Settings(local=True)) as (port, _):
+        for path, given in (("/v1/predict", body), ("/", None), ("/v1/models", None)):
+            status, said, _ = ask(port, path, given, {"host": f"evil.example:{port}"})
+            assert (status, "not this machine" in said["error"]) == (403, True)
+        assert ask(port, "/v1/predict", body, {"sec-fetch-site": "cross-site"})[0] == 403
+        assert ask(port, "/v1/predict", body, {"sec-fetch-site": "same-origin"})[0] == 200
+        assert ask(port, "/", None, {"sec-fetch-site": "cross-site"})[0] == 200  # a link to the page
+    with served({"table": models["table"]}, Settings(local=True, token="correct-horse")) as (port, _):
+        headers = {"host": "mine.example", "sec-fetch-site": "cross-site", "authorization": "Bearer correct-horse"}
+        assert ask(port, "/v1/predict", body, headers)[0] == 200
+
+
+def test_many_large_images_in_a_short_request_are_refused(models):
+    limits = Limits(pixels=1000, together=2500)
+    with served({"image": models["image"]}, Settings(limits=limits)) as (port, _):
+        image = base64.b64encode(png(np.zeros((30, 30), np.uint8))).decode()
+        assert ask(port, "/v1/predict", {"inputs": [image] * 2})[0] == 200
+        status, said, _ = ask(port, "/v1/predict", {"inputs": [image] * 3})
+        assert (status, said["error"][:27]) == (422, "images 1 to 3 have 2,700 pi")
+
+
+def test_what_is_no_image_is_refused_without_a_word_of_pythons(port):
+    said = ask(port, "/v1/models/image/predict", b"no image at all", {"content-type": "image/png"})[1]["error"]
+    assert "begins as no PNG, JPEG" in said
+    assert "0x" not in said
+
+
+def test_a_version_that_was_asked_for_is_the_one_that_answers(models, tmp_path, monkeypatch):
+    """Though another takes its place while the request is read."""
+    path = tmp_path / "mine.demur"
+    shutil.copy(models["table"], path)
+    read = protocol.read
+    with served({"mine": path}, Settings(watch=False)) as (port, server):
+        hosted = server.models["mine"]
+        version = hosted.now.version
+
+        def overtaken(*given):
+            shutil.copy(models["image"], path)
+            asyncio.run(hosted.reload())
+            return read(*given)
+
+        monkeypatch.setattr(protocol, "read", overtaken)
+        status, said, _ = ask(port, f"/v2/models/mine/versions/{version}/infer", TENSOR)
+        assert (status, said["model_version"]) == (200, version)
+        assert hosted.now.version != version
+
+
+def test_a_client_that_does_not_read_its_answer_is_let_go(monkeypatch):
+    monkeypatch.setattr(running, "UNREAD", 0.5)
+
+    async def large(scope, receive, send):
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b" " * 2**26})
+
+    web, listening = running.web_server(large), running.bound("127.0.0.1", 0)
+    web.config.lifespan = "off"
+    thread = threading.Thread(target=lambda: asyncio.run(web.serve(sockets=[listening])))
+    thread.start()
+    try:
+        for close in (b"", b"connection: close\r\n"):
+            with raw_socket(listening.getsockname()[1]) as client:
+                client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n" + close + b"\r\n")
+                deadline = time.monotonic() + 20
+                for there in (True, False):
+                    while bool(web.server_state.connections) != there:
+                        assert time.monotonic() < deadline
+                        time.sleep(0.02)
+    finally:
+        web.should_exit = True
+        thread.join(30)
+    assert not thread.is_alive()
 
 
 def test_a_model_that_was_replaced_gives_its_memory_back_at_once(models, tmp_path):

@@ -13,11 +13,15 @@ import numpy as np
 import pytest
 
 import demur
+from demur.classifier.decision import Decision
 from demur.cli.program import run
+from demur.serving import app
 from demur.serving.answers import Answer
 from demur.serving.app import Settings
+from demur.serving.inputs import as_x
 from demur.serving.keeping import Keeper
-from tests.serving import ask, served, table
+from demur.serving.limits import Limits
+from tests.serving import ask, images, served, table
 
 COMMAND = [sys.executable, "-m", "demur"]
 
@@ -99,6 +103,17 @@ def test_what_is_wrong_is_one_sentence(called, model, tmp_path, monkeypatch, arg
     assert model.read_bytes() == before
 
 
+@pytest.mark.parametrize(("host", "local"), [("127.0.0.1", True), ("localhost", True), ("0.0.0.0", False)])
+def test_a_server_for_this_machine_knows_that_it_is_one(called, model, monkeypatch, host, local):
+    """So that pages of other sites get no answers from it."""
+
+    def create(models: object, settings: Settings) -> None:
+        raise ValueError(f"local is {settings.local}")
+
+    monkeypatch.setattr(app, "create_app", create)
+    assert f"local is {local}" in called("serve", model, "--host", host, "--port", 0)[2]
+
+
 def test_monitor_tells_a_shift_by_its_exit_code(called, model, tmp_path):
     x, _ = table(400, seed=5)
     for name, rows, expected in (("calm", x, 0), ("shifted", 4 * x[["b", "c", "a"]].set_axis(x.columns, axis=1), 1)):
@@ -157,6 +172,48 @@ def test_the_folder_of_inputs_is_bounded_and_only_its_own_files_are_removed(tmp_
     again.keep("m", "images", [b"bytes"], [answer("unsure")])
     assert len(list(tmp_path.glob("abstained-*.json"))) == 3
     assert json.loads(max(tmp_path.glob("abstained-*.json")).read_text())["input"] == {"image": "Ynl0ZXM="}
+
+
+def test_files_that_only_begin_like_its_own_stay(tmp_path):
+    for name in ("abstained-notes.json", f"abstained-{'1' * 20}-000001.json.bak", "abstained-1.json"):
+        (tmp_path / name).write_text("mine")
+    (tmp_path / f"abstained-{'1' * 20}-000001.json").symlink_to(tmp_path / "nothing")
+    (tmp_path / f"abstained-{'1' * 20}-000002.json").mkdir()
+    keeper = Keeper(tmp_path, most=1)
+    for number in range(3):
+        keeper.keep("m", "texts", [f"text {number}"], [answer("unknown")])
+    left = {path.name for path in tmp_path.iterdir()}
+    assert {"abstained-notes.json", "abstained-1.json", f"abstained-{'1' * 20}-000002.json"} <= left
+    assert f"abstained-{'1' * 20}-000001.json" not in left  # a link of that name went, not what it leads to
+    assert len(left) == 5
+
+
+def test_whatever_is_nested_beside_a_row_is_answered(model, tmp_path):
+    kept = tmp_path / "kept"
+    with served({"m": model}, Settings(keep_inputs=kept)) as (port, _):
+        for depth in range(900, 1000, 3):
+            body = b'{"inputs": [{"a": 900, "b": -900, "c": 900, "more": %b}]}' % (b"[" * depth + b"]" * depth)
+            assert ask(port, "/v1/predict", body)[0] in (200, 422)
+        assert ask(port, "/v1/predict", {"inputs": [[900, -900, 900]]})[0] == 200
+    assert len(list(kept.glob("abstained-*.json"))) > 1
+
+
+@pytest.mark.parametrize("dtype", ["UINT8", "FP32", "INT64"])
+def test_images_that_come_as_tensors_are_kept_as_files(tmp_path, dtype):
+    x, y = images(60)
+    demur.Classifier("map+nc", epochs=1, device="cpu").fit(x, y).save(tmp_path / "image.demur")
+    noise = np.random.default_rng(0).integers(0, 256, (2, 1, 16, 16))
+    tensor = {"name": "x", "datatype": dtype, "shape": [2, 1, 16, 16]}
+    data = noise / 255 if dtype == "FP32" else noise
+    with served({"image": tmp_path / "image.demur"}, Settings(keep_inputs=tmp_path / "kept")) as (port, server):
+        server.models["image"].now.model.decision_ = Decision("none_share", (-1.0,), (2.0,), 0.95, 100)
+        status, said, _ = ask(
+            port, "/v2/models/image/infer", {"inputs": [{**tensor, "data": data.reshape(-1).tolist()}]}
+        )
+        assert (status, said["outputs"][0]["data"]) == (200, ["unsure"] * 2)
+        model = server.models["image"].now.model
+        kept = [json.loads(file.read_text())["input"] for file in sorted((tmp_path / "kept").iterdir())]
+        np.testing.assert_array_equal(as_x(model, kept, Limits()), noise)
 
 
 def test_a_full_disk_costs_the_sample_and_no_answer(model, tmp_path, monkeypatch):

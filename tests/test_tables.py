@@ -293,6 +293,7 @@ def test_what_cannot_be_read_names_the_row_the_column_and_the_value(fitted):
         ("age", "twelve", "X has in row 3 'twelve' in column 'age', which is no number; write it as one"),
         ("since", "soon", "X has in row 3 'soon' in column 'since', which is no date"),
         ("pay", np.inf, "X has in row 3 inf in column 'pay', which is no number"),
+        ("pay", -(10**400), "X has in row 3 -1000"),
         ("pay", pd.Timestamp("2020-01-01"), "X has in row 3 Timestamp('2020-01-01 00:00:00') in column 'pay', which"),
     ):
         changed = frame.astype({column: object})

@@ -9,6 +9,7 @@ exported graph has it inside, and takes codes.
 
 import math
 import re
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,7 @@ CELLS = "numbers, dates, strings or truth values"
 RARE, MISSING, UNSEEN = "(rare)", "(missing)", "(unseen)"
 TRUTH = {"True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}  # as files and frames write it
 BITS = {"1": "true", "0": "false"}  # as databases do
+LARGEST = sys.float_info.max
 EPOCH, DAY = pd.Timestamp(0, tz="UTC").as_unit("s"), pd.Timedelta(days=1).as_unit("s")  # of any year, 9999 included
 # strings that a reader would take for numbers, dates or times, such as 1,5 and 31.12.2020 and 10:30
 NUMBER_LIKE = r"\s*[-+$€£]?\s*\d[\d.,'/: -]*\s*[%€$£]?\s*"
@@ -308,7 +310,10 @@ def _numbers(cells: pd.Series) -> Array:
         return np.full(len(cells), np.nan)
     if isinstance(cells.dtype, pd.CategoricalDtype):
         cells = cells.astype(object)
-    return pd.to_numeric(cells, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    try:
+        return pd.to_numeric(cells, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    except OverflowError:  # whole numbers that are beyond every float
+        return _numbers(cells.map(lambda cell: math.inf if isinstance(cell, int) and abs(cell) > LARGEST else cell))
 
 
 def _days(cells: pd.Series) -> Array:

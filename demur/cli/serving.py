@@ -79,6 +79,7 @@ def serve(
         Limits(body=max_body * 2**20, inputs=max_inputs),
         token,
         keep_inputs,
+        local=host in LOCAL,
     )
     named = named_models(models)
     if engine == "ray":

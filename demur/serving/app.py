@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
@@ -43,6 +44,7 @@ class Settings:
     token: str | None = None
     keep_inputs: Path | None = None  # a folder for abstained inputs
     watch: bool = True  # for new model files
+    local: bool = False  # whether it listens to this machine alone
 
 
 class Server:
@@ -61,37 +63,28 @@ class Server:
             raise Refused(f"{given}; there are {', '.join(self.models)}", 404)
         return self.models[name]
 
-    async def answered(self, request: Request, hosted: Hosted, values: Any) -> tuple[Loaded, Sequence[Answer]]:
-        """Inputs as JSON has them, or images as bytes."""
-        return await self._answered(request, hosted, lambda model: as_x(model, values, self.settings.limits), values)
-
-    async def inferred(self, request: Request, hosted: Hosted, x: Any) -> tuple[Loaded, Sequence[Answer]]:
-        """Inputs as an array."""
-        return await self._answered(request, hosted, lambda model: x, None)
-
-    async def _answered(
-        self, request: Request, hosted: Hosted, read: Any, values: Any
-    ) -> tuple[Loaded, Sequence[Answer]]:
-        loaded = hosted.now  # to the end, whatever is loaded meanwhile
-        request.state.told["model"] = hosted.name
+    async def answered(self, request: Request, name: str, loaded: Loaded, values: Any) -> Sequence[Answer]:
+        """Of inputs as JSON has them, images as bytes, or an array; by this model, whatever is loaded meanwhile."""
+        request.state.told["model"] = name
 
         def tensors() -> torch.Tensor:
-            return loaded.model.inputs(read(loaded.model), "inputs")
+            x = values if isinstance(values, np.ndarray) else as_x(loaded.model, values, self.settings.limits)
+            return loaded.model.inputs(x, "inputs")
 
         x = await asyncio.to_thread(tensors)
         answers = await loaded.batcher.answered(x)
         sorts = Counter(answer.sort for answer in answers)
         request.state.told |= {"version": loaded.version, "inputs": len(answers), "decisions": dict(sorts)}
-        if self.keeper is not None and values is not None:
-            await asyncio.to_thread(self.keeper.keep, hosted.name, loaded.model.preprocessing_.kind, values, answers)
-        return loaded, answers
+        if self.keeper is not None:
+            await asyncio.to_thread(self.keeper.keep, name, loaded.model.preprocessing_.kind, values, answers)
+        return answers
 
     async def watch(self) -> None:
         """Load models whose files have changed, for as long as the server runs."""
         while True:
             await asyncio.sleep(LOOKED_AT_EVERY)
             for hosted in self.models.values():
-                if hosted.changed:
+                if await asyncio.to_thread(hosted.changed):  # a file system that hangs is not to stop the server
                     await hosted.reload()
 
     async def reload(self) -> None:
@@ -129,7 +122,7 @@ def create_app(models: Mapping[str, Path], settings: Settings | None = None) -> 
     protocol.add(app, server)
     _add_pages(app, server)
     add_refusals(app)
-    return Guard(app, settings.limits, settings.token, server.instruments), server
+    return Guard(app, settings.limits, settings.token, server.instruments, settings.local), server
 
 
 def _add_plain(app: FastAPI, server: Server) -> None:
@@ -151,7 +144,8 @@ def _add_plain(app: FastAPI, server: Server) -> None:
     async def answer(request: Request, hosted: Hosted, given: Mapping[str, Any]) -> JSONResponse:
         if "inputs" not in given:
             raise Refused('the request has no "inputs"; give {"inputs": [...]}')
-        loaded, answers = await server.answered(request, hosted, given["inputs"])
+        loaded = hosted.now
+        answers = await server.answered(request, hosted.name, loaded, given["inputs"])
         content = {"model": hosted.name, "version": loaded.version, "answers": [each.to_json() for each in answers]}
         return JSONResponse(content)
 
@@ -208,9 +202,17 @@ def add_refusals(app: FastAPI) -> None:
     async def busy(request: Request, error: Busy) -> JSONResponse:
         return error_response(str(error), 503, error.retry_after)
 
+    @app.exception_handler(RecursionError)
+    async def too_deep(request: Request, error: RecursionError) -> JSONResponse:
+        return error_response(DEEPEST, 422)
+
     @app.exception_handler(MemoryError)
     async def no_memory(request: Request, error: MemoryError) -> JSONResponse:
         return error_response("there is not enough memory for this request; send fewer inputs", 503)
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        return error_response("the server failed on this request; its log says why", 500)
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> JSONResponse:

@@ -106,10 +106,12 @@ class Batcher(Generic[Answer]):
         try:
             every = torch.cat([x for x, _ in batch])
             answers = await asyncio.get_running_loop().run_in_executor(self._thread, self._answer, every)
-        except Exception as failed:  # told to everyone in the batch, and to nobody else
-            for _, done in batch:
-                if not done.done():
-                    done.set_exception(failed)
+        except Exception as failed:
+            if len(batch) > 1:  # each alone, so that nobody gets the error of another's input
+                for one in batch:
+                    await self._work([one])
+            elif not batch[0][1].done():
+                batch[0][1].set_exception(failed)
             return
         taken = (time.perf_counter() - began) / len(every)
         self._seconds += FRESH * (taken - self._seconds)  # the first batch is slow, and one hiccup is no congestion

@@ -108,7 +108,6 @@ class Hosted:
             self.error = None
             log.info("model loaded", extra={"fields": {"model": self.name, "version": self.now.version}})
 
-    @property
     def changed(self) -> bool:
         """Whether the file is another than the one that was last looked at."""
         return signature(self.path) not in (self._seen, ())

@@ -30,7 +30,7 @@ def as_x(model: Classifier, values: Any, limits: Limits) -> X:
         raise Refused(f"inputs has {len(values)} entries, at most {limits.inputs} are answered at a time; send fewer")
     kind = model.preprocessing_
     if isinstance(kind, Images):
-        return np.stack([image(value, kind.shape, place, limits) for place, value in enumerate(values, 1)])
+        return images(values, kind.shape, limits)
     if isinstance(kind, Texts | Tokens):
         return [text(value, place, limits) for place, value in enumerate(values, 1)]
     if isinstance(kind, MixedTables):
@@ -45,8 +45,21 @@ def quote(value: Any) -> str:
     return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
 
 
-def image(value: Any, shape: tuple[int, ...], place: int, limits: Limits) -> np.ndarray:
-    """Pixels (channels, height, width) of a file's bytes, or of these in base64."""
+def images(values: Sequence[Any], shape: tuple[int, ...], limits: Limits) -> np.ndarray:
+    read, together = list[np.ndarray](), 0
+    for place, value in enumerate(values, 1):
+        pixels, count = image(value, shape, place, limits)
+        read.append(pixels)
+        together += count
+        if together > limits.together:
+            raise Refused(
+                f"images 1 to {place} have {together:,} pixels, at most {limits.together:,} are read; send fewer"
+            )
+    return np.stack(read)
+
+
+def image(value: Any, shape: tuple[int, ...], place: int, limits: Limits) -> tuple[np.ndarray, int]:
+    """Pixels (channels, height, width) of a file's bytes, or of these in base64; and how many it had."""
     if isinstance(value, Mapping):
         value = value.get("image")
     if isinstance(value, str):
@@ -61,7 +74,7 @@ def image(value: Any, shape: tuple[int, ...], place: int, limits: Limits) -> np.
         raise Refused(
             f"input {place} has {size[0]}x{size[1]} pixels, at most {limits.pixels:,} are read; send a smaller one"
         )
-    return pixels
+    return pixels, math.prod(size)
 
 
 def from_base64(text: str, place: int) -> bytes:
@@ -95,13 +108,20 @@ def mixed_table(values: Sequence[Any], model: Classifier, kind: MixedTables) -> 
     """Rows of numbers, strings, truth values and null, by column or in order."""
     columns = [str(name) for name in getattr(model, "feature_names_in_", ())]
     rows = [row(value, columns, model.n_features_in_, place) for place, value in enumerate(values, 1)]
-    odd = next((cell for each in rows for cell in each if type(cell) not in CELLS), None)
+    odd = next((cell for each in rows for cell in each if not is_cell(cell)), None)
     if odd is not None:
         raise Refused(f"inputs has {quote(odd)}; a cell is a number, a string, true, false or null")
     cells = np.array(rows, dtype=object).reshape(len(rows), model.n_features_in_)
     for place, why in kind.find_errors(pd.DataFrame(cells, columns=columns or None)).items():
         raise Refused(f"input {place + 1} has {why}")
     return cells
+
+
+def is_cell(value: Any) -> bool:
+    """Whether a table can hold it: half a character is in no text, and some whole numbers are beyond every float."""
+    if type(value) is str:
+        return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
+    return type(value) in CELLS and (type(value) is not int or math.isfinite(as_float(value)))
 
 
 def row(value: Any, columns: Sequence[str], count: int, place: int) -> list[Any]:

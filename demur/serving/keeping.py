@@ -5,8 +5,10 @@ the sample, never an answer.
 """
 
 import base64
+import io
 import json
 import logging
+import re
 import threading
 import time
 from collections import deque
@@ -14,12 +16,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
 from demur.files import replacing
 from demur.serving.answers import Answer
 
 log = logging.getLogger(__name__)
 
-PREFIX = "abstained-"  # only files that are called so are ever removed
+PREFIX = "abstained-"
+ID = re.compile(r"\d{20}-\d{6}")
+KEPT = re.compile(rf"{PREFIX}{ID.pattern}\.json")  # only files that are called so are ever removed
 TOLD = ("decision", "label", "probabilities", "outlier_score")  # of an answer
 QUIET = 60.0  # seconds between two complaints
 
@@ -28,8 +35,8 @@ class Keeper:
     def __init__(self, folder: Path, most: int = 1000, most_bytes: int = 2**28) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self._most, self._most_bytes = folder, most, most_bytes
-        there = sorted(folder.glob(f"{PREFIX}*.json"))
-        self._files = deque((file, file.stat().st_size) for file in there)
+        there = sorted(file for file in folder.iterdir() if KEPT.fullmatch(file.name) and not file.is_dir())
+        self._files = deque((file, file.lstat().st_size) for file in there)
         self._bytes = sum(size for _, size in self._files)
         self._lock, self._number, self._complained = threading.Lock(), 0, -QUIET
 
@@ -42,7 +49,7 @@ class Keeper:
                     continue
                 try:
                     self._write(model, kind, value, answer)
-                except OSError as error:
+                except (OSError, RecursionError) as error:  # the second: cells beside the model's may be nested
                     if time.monotonic() - self._complained > QUIET:
                         self._complained = time.monotonic()
                         log.error(
@@ -51,7 +58,7 @@ class Keeper:
                     return
 
     def _write(self, model: str, kind: str, value: Any, answer: Answer) -> None:
-        given = {"image": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
+        given = as_sent(kind, value)
         told = {name: getattr(answer, name) for name in TOLD}
         text = json.dumps({"time": time.time(), "model": model, "kind": kind, **told, "input": given})
         size = len(text.encode())
@@ -67,3 +74,20 @@ class Keeper:
             unfinished.write_text(text, "utf-8")
         self._files.append((file, size))
         self._bytes += size
+
+
+def as_sent(kind: str, value: Any) -> Any:
+    """An input as JSON has it: the bytes of an image, and the pixels of one, as a file in base64."""
+    if isinstance(value, np.ndarray):
+        value = png(value) if kind == "images" else value.tolist()
+    return {"image": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """Of (channels, height, width): whole numbers up to 255, or fractions."""
+    whole = pixels if pixels.dtype.kind != "f" else np.round(255 * pixels)
+    grey = len(pixels) == 1
+    image = Image.fromarray((whole[0] if grey else whole.transpose(1, 2, 0)).astype(np.uint8), "L" if grey else "RGB")
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()

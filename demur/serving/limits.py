@@ -18,5 +18,6 @@ class Limits:
     requests: int = 256  # at a time
     inputs: int = 256  # of a request
     pixels: int = 2**24  # of an image, before it is brought to the model's size
+    together: int = 2**27  # pixels of all images of a request: a few bytes can hold many
     letters: int = 2**16  # of a text
     seconds: float = 10.0  # until a request has arrived whole

@@ -24,6 +24,7 @@ from demur.serving.limits import Limits, Refused
 
 if TYPE_CHECKING:
     from demur.serving.app import Server
+    from demur.serving.hosted import Loaded
 
 DTYPES = {
     "BOOL": "?",
@@ -32,6 +33,7 @@ DTYPES = {
     **{f"FP{bits}": f"<f{bits // 8}" for bits in (16, 32, 64)},
 }
 LENGTH = "inference-header-content-length"
+OUTPUTS = ("decision", "label", "outlier_score", "probabilities")
 
 
 def add(app: FastAPI, server: "Server") -> None:
@@ -50,16 +52,17 @@ def add(app: FastAPI, server: "Server") -> None:
     @app.get("/v2/models/{name}/ready", summary="Whether this model can answer")
     @app.get("/v2/models/{name}/versions/{version}/ready", include_in_schema=False)
     async def model_ready(name: str, version: str | None = None) -> dict[str, Any]:
-        return {"name": _at(server, name, version).name, "ready": True}
+        _at(server, name, version)
+        return {"name": name, "ready": True}
 
     @app.get("/v2/models/{name}", summary="What a model takes and gives")
     @app.get("/v2/models/{name}/versions/{version}", include_in_schema=False)
     async def metadata(name: str, version: str | None = None) -> dict[str, Any]:
-        hosted = _at(server, name, version)
-        model = hosted.now.model
+        loaded = _at(server, name, version)
+        model = loaded.model
         return {
             "name": name,
-            "versions": [hosted.now.version],
+            "versions": [loaded.version],
             "platform": "demur",
             "inputs": [
                 {"name": "input", "datatype": datatype, "shape": shape} for datatype, shape in [describe_inputs(model)]
@@ -75,21 +78,21 @@ def add(app: FastAPI, server: "Server") -> None:
     @app.post("/v2/models/{name}/infer", summary="Answer a tensor of inputs")
     @app.post("/v2/models/{name}/versions/{version}/infer", include_in_schema=False)
     async def infer(name: str, request: Request, version: str | None = None) -> Response:
-        hosted = _at(server, name, version)
+        loaded = _at(server, name, version)
         body = await request.body()
         given, x = await asyncio.to_thread(
-            read, body, request.headers.get(LENGTH), hosted.now.model, server.settings.limits
+            read, body, request.headers.get(LENGTH), loaded.model, server.settings.limits
         )
-        by_value = isinstance(x, list)  # texts and rows, which are checked as those of plain JSON
-        loaded, answers = await (server.answered if by_value else server.inferred)(request, hosted, x)
-        return response(given, {"model_name": name, "model_version": loaded.version}, answers)
+        outputs = asked_outputs(given)
+        answers = await server.answered(request, name, loaded, x)
+        return response(given, outputs, {"model_name": name, "model_version": loaded.version}, answers)
 
 
-def _at(server: "Server", name: str, version: str | None) -> Any:
-    hosted = server.model(name)
-    if version not in (None, hosted.now.version):
-        raise Refused(f"model {name} has version {hosted.now.version}, not {version[:32]!r}; ask for that", 404)
-    return hosted
+def _at(server: "Server", name: str, version: str | None) -> "Loaded":
+    loaded = server.model(name).now
+    if version is not None and version != loaded.version:
+        raise Refused(f"model {name} has version {loaded.version}, not {version[:32]!r}; ask for that", 404)
+    return loaded
 
 
 def describe_inputs(model: Classifier) -> tuple[str, list[int]]:
@@ -104,7 +107,7 @@ def describe_inputs(model: Classifier) -> tuple[str, list[int]]:
 
 
 def read(body: bytes, length: str | None, model: Classifier, limits: Limits) -> tuple[dict[str, Any], Any]:
-    """The request's JSON, and its one input as the model takes it."""
+    """The request's JSON, and its one input: an array, or a list of texts or rows, checked as those of plain JSON."""
     if length is not None and (not length.isdecimal() or int(length[:12]) > len(body)):
         raise Refused(f"the header {LENGTH} is {length[:20]!r}, and the request has {len(body)} bytes")
     end = len(body) if length is None else int(length)
@@ -128,7 +131,7 @@ def tensor(given: Mapping[str, Any], binary: bytes) -> np.ndarray:
     datatype, shape = given.get("datatype"), given.get("shape")
     if not isinstance(shape, list) or not shape or not all(type(side) is int and 0 <= side < 2**31 for side in shape):
         raise Refused(f"shape {str(shape)[:60]} is no list of whole numbers")
-    if datatype != "BYTES" and datatype not in DTYPES:
+    if not isinstance(datatype, str) or (datatype != "BYTES" and datatype not in DTYPES):
         raise Refused(f"datatype {str(datatype)[:60]!r} is not known; give BYTES, {', '.join(DTYPES)}")
     parameters, count = given.get("parameters"), math.prod(shape)
     if isinstance(parameters, dict) and "binary_data_size" in parameters:
@@ -173,6 +176,8 @@ def flatten(data: Any, datatype: str) -> np.ndarray:
     if not isinstance(data, list):
         raise Refused("the input has no data; give a list")
     if datatype == "BYTES":
+        if all(isinstance(value, list) for value in data):
+            data = [cell for row in data for cell in row]
         if not all(isinstance(value, str) for value in data):
             raise Refused("the data of BYTES must be strings")
         return np.array(data, dtype=object)
@@ -188,8 +193,23 @@ def flatten(data: Any, datatype: str) -> np.ndarray:
     return kept.reshape(-1)
 
 
-def response(given: Mapping[str, Any], head: dict[str, Any], answers: Sequence[Answer]) -> Response:
-    """All outputs, or those asked for; as binary data where that is asked for."""
+def asked_outputs(given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All, or those that are named, each once: a short request must not get an answer of any length."""
+    asked = given.get("outputs") or [{"name": name} for name in OUTPUTS]
+    names = [each.get("name") for each in asked if isinstance(each, dict)] if isinstance(asked, list) else []
+    if not names or len(names) != len(asked) or any(name not in OUTPUTS for name in names):
+        raise Refused(f"outputs must be a list of names: {', '.join(OUTPUTS)}")
+    if len(set(names)) < len(names):
+        raise Refused("outputs has a name twice; ask for each once")
+    if any(isinstance(each.get("parameters"), dict) and each["parameters"].get("classification") for each in asked):
+        raise Refused("the classification extension is not there; ask for the outputs label and probabilities")
+    return list(asked)
+
+
+def response(
+    given: Mapping[str, Any], asked: Sequence[Mapping[str, Any]], head: dict[str, Any], answers: Sequence[Answer]
+) -> Response:
+    """The outputs that are asked for; as binary data where that is asked for."""
     every: dict[str, tuple[str, np.ndarray]] = {
         "decision": ("BYTES", np.array([str(answer.decision) for answer in answers], dtype=object)),
         "label": ("BYTES", np.array([str(answer.label) for answer in answers], dtype=object)),
@@ -197,11 +217,6 @@ def response(given: Mapping[str, Any], head: dict[str, Any], answers: Sequence[A
         "probabilities": ("FP64", np.array([[*answer.probabilities.values()] for answer in answers], dtype=np.float64)),
     }
     by_default = _flag(given, "binary_data_output")
-    asked = given.get("outputs") or [{"name": name} for name in every]
-    if not isinstance(asked, list) or not all(isinstance(each, dict) and each.get("name") in every for each in asked):
-        raise Refused(f"outputs must be a list of names: {', '.join(every)}")
-    if any(isinstance(each.get("parameters"), dict) and each["parameters"].get("classification") for each in asked):
-        raise Refused("the classification extension is not there; ask for the outputs label and probabilities")
     outputs, tail = [], b""
     for each in asked:
         datatype, values = every[each["name"]]

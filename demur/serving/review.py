@@ -6,7 +6,6 @@ which has the input as well: the server removes its oldest files in the end, and
 
 import json
 import os
-import re
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,11 +18,10 @@ from demur.classifier.decision import INVALID, UNKNOWN, UNSURE
 from demur.classifier.readers import X, join_names
 from demur.files import replacing
 from demur.serving.inputs import as_x
-from demur.serving.keeping import PREFIX
+from demur.serving.keeping import ID, PREFIX
 from demur.serving.limits import Limits, Refused
 
 REVIEWED = "reviewed-"
-ID = re.compile(r"\d{20}-\d{6}")
 CLASS, JUNK = "class", "junk"
 LONGEST = 200  # characters of a label
 ONE_VALUE = ("kind", "decision", "label", "time")  # of a record that are no list and no object

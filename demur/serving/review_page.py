@@ -31,8 +31,13 @@ def create_review(review: Review, token: str) -> ASGIApp:
 
     @app.get("/v1/review")
     def overview() -> dict[str, Any]:
-        inputs = [{"id": id, "sort": sort_of(record)} for id, record in review.records()]
-        return {"folder": str(review.folder), "inputs": inputs, "classes": classes_of(review)}
+        inputs, classes = list[dict[str, str]](), dict[str, set[str]]()
+        for id, record in review.records():
+            inputs.append({"id": id, "sort": sort_of(record)})
+            if record is not None:
+                classes.setdefault(record["model"], set()).update(classes_of(record))
+        named = {model: sorted(names) for model, names in classes.items()}
+        return {"folder": str(review.folder), "inputs": inputs, "classes": named}
 
     @app.get("/v1/review/{id}")
     def look(id: str) -> dict[str, Any]:
@@ -51,14 +56,9 @@ def create_review(review: Review, token: str) -> ASGIApp:
     return Guard(app, Limits(), token, Instruments())
 
 
-def classes_of(review: Review) -> dict[str, list[str]]:
-    """By model: those that it knows, and those that have been given."""
-    by_model: dict[str, set[str]] = {}
-    for _, record in review.records():
-        if record is not None:
-            given = [record["given"]] if record["given"] else []
-            by_model.setdefault(record["model"], set()).update(known_classes(record), given)
-    return {model: sorted(names) for model, names in by_model.items()}
+def classes_of(record: Record) -> list[str]:
+    """Those that the model knows, and the one that was given."""
+    return [*known_classes(record), *([record["given"]] if record["given"] else [])]
 
 
 def told(id: str, record: Record) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""uvicorn around the app: a socket, signals, and no patience with clients that do not finish their headers."""
+"""uvicorn around the app: a socket, signals, and no patience with clients that do not finish their headers, or do not
+read what they asked for."""
 
 import asyncio
 import logging
@@ -14,13 +15,15 @@ from demur.serving.app import Server
 
 PATIENCE = 10.0  # seconds from the first byte of a request to the end of its headers
 IDLE = 15  # seconds that a connection stays open without a request
+UNREAD = 60.0  # seconds that a client has to read an answer
 FINISHING = 30  # seconds that requests have to end once the server is stopped
 
 
 class Impatient(H11Protocol):
-    """Closes connections whose headers do not arrive; the body's time is the guard's."""
+    """Closes connections whose headers do not arrive, or whose answers are not read; the body's time is the guard's."""
 
     _late: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -33,8 +36,15 @@ class Impatient(H11Protocol):
         elif self._late is None:
             self._expect()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._forget_answer()
+        if self.transport.get_write_buffer_size():
+            self._unread = asyncio.get_running_loop().call_later(UNREAD, self._drop_answer)
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
+        self._forget_answer()
         super().connection_lost(exc)
 
     def _expect(self) -> None:
@@ -44,6 +54,15 @@ class Impatient(H11Protocol):
         if self._late is not None:
             self._late.cancel()
             self._late = None
+
+    def _drop_answer(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+
+    def _forget_answer(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
 
 def bound(host: str, port: int) -> socket.socket:

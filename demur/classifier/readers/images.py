@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from demur.classifier.readers.base import BATCH, Batch, Inputs, Size
 from demur.data.decode import Shape, convert_mode, is_deep
@@ -152,8 +152,15 @@ def pixels_of(image: Image.Image, shape: Shape) -> np.ndarray:
 def open_image(file: Path | BinaryIO, name: str | None = None) -> Iterator[Image.Image]:
     """An image of a colour space that can be read; its damage, whenever it is found, is told in one sentence."""
     called = Path(name or str(file))
-    with reading(called, "an image"), Image.open(file, formats=FORMATS) as image:
+    with reading(called, "an image"), _begun(file) as image:
         if image.mode not in GREY + COLOUR or is_deep(image):
             depth = "16-bit " * is_deep(image)
             raise ValueError(f"its pixels are {depth}{image.mode}, not 8-bit grey or RGB; convert it")
         yield image
+
+
+def _begun(file: Path | BinaryIO) -> Image.Image:
+    try:
+        return Image.open(file, formats=FORMATS)
+    except UnidentifiedImageError:  # whose own words name an object of Python's
+        raise ValueError(f"it begins as no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} does") from None
