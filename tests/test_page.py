@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pandas as pd
 import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
@@ -14,6 +15,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
+import demur
 from demur.report.evaluation import titled_sheet
 from demur.report.sheet import render
 from tests.serving import ask, images, png, save_models, served
@@ -91,10 +93,39 @@ def test_each_kind_is_asked_by_keyboard_and_nobody_else_is(browser, port, width,
 def test_what_is_wrong_is_said_on_the_page(browser, port):
     opened(browser, port, 1200)
     choose(browser, "table")
-    browser.find_element(By.ID, "text").send_keys("1,2", Keys.CONTROL + Keys.ENTER)
-    said = WebDriverWait(browser, 20).until(lambda found: found.find_element(By.ID, "said").text)
-    assert "3 numbers" in said
+    text = browser.find_element(By.ID, "text")
+    for given, wrong in (
+        ("1,2", "3 numbers"),
+        ("a,b,c\n1,2,3\n4,5,6", "one row at a time"),
+        ("[[1,2,3],[4,5,6]]", "one row at a time"),
+        ("[1,2", "close its brackets"),
+    ):
+        text.clear()
+        text.send_keys(given, Keys.CONTROL + Keys.ENTER)
+        WebDriverWait(browser, 20).until(lambda found, wrong=wrong: wrong in found.find_element(By.ID, "said").text)
     browser.get_log("browser")  # Chromium logs the 422
+
+
+@pytest.mark.parametrize(
+    "given", ["2,2.1,1.9", '"2","2.1","1.9"', "c;a;more;b\n1.9;2;x;2.1", "[2,2.1,1.9]", '[{"a":2,"b":2.1,"c":1.9}]']
+)
+def test_a_row_is_read_however_it_is_pasted(browser, port, given):
+    opened(browser, port, 1200)
+    choose(browser, "table")
+    browser.find_element(By.ID, "text").send_keys(given, Keys.CONTROL + Keys.ENTER)
+    assert "high" in decision(browser)
+
+
+def test_cells_of_a_table_of_categories_stay_as_they_are(browser, tmp_path: Path):
+    """A code such as 01 is no number, and a quoted cell may hold what divides cells."""
+    x = pd.DataFrame({"code": ["01", "1, 2"] * 100, "size": [1.0, 2.0] * 100}).astype({"code": "category"})
+    demur.Classifier("map+nc", epochs=30, device="cpu").fit(x, ["a", "b"] * 100).save(tmp_path / "codes.demur")
+    with served({"codes": tmp_path / "codes.demur"}) as (port, _):
+        for given, label in (("01,1", "a"), ('"1, 2",2', "b")):
+            opened(browser, port, 1200)
+            browser.find_element(By.ID, "text").send_keys(given, Keys.CONTROL + Keys.ENTER)
+            assert label in decision(browser)
+            assert "unknown" not in decision(browser)
 
 
 def test_the_page_allows_itself_no_other_host(port):

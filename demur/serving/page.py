@@ -30,6 +30,7 @@ def html(name: str) -> str:
 def docs(schema: dict[str, Any]) -> str:
     """What can be asked, from the app's own description."""
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["pieces"] = lambda text: text.split("`")  # every second is code
     return environment.from_string((TEMPLATES / "docs.html").read_text("utf-8")).render(schema=schema)
 
 
@@ -39,9 +40,8 @@ def describe_inputs(model: Classifier) -> dict[str, Any]:
     if isinstance(kind, Images):
         return {"shape": list(kind.shape)}
     if isinstance(kind, Tables | MixedTables):
-        return {
-            "columns": [str(name) for name in getattr(model, "feature_names_in_", range(1, model.n_features_in_ + 1))]
-        }
+        names = getattr(model, "feature_names_in_", range(1, model.n_features_in_ + 1))
+        return {"columns": [str(name) for name in names], "numbers": isinstance(kind, Tables)}
     return {}
 
 
