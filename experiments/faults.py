@@ -28,7 +28,7 @@ AT_A_TIME = 32
 
 
 def request_of(body: bytes, kind: str) -> bytes:
-    head = f"POST /v1/predict HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\nconnection: close\r\n"
+    head = f"POST /v1/predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\nconnection: close\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -122,7 +122,7 @@ async def mutations(model: Path, requests: Sequence[bytes], count: int, seed: in
     rng, ends = random.Random(seed), Counter[str]()
     async with serving(model) as (port, process):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        writer.write(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         classes = json.loads((await reader.read()).partition(b"\r\n\r\n")[2])[0]["classes"]
         writer.close()
         labels, gate, began = {*classes, "unsure", "unknown"}, asyncio.Semaphore(AT_A_TIME), resident(process.pid)
@@ -165,7 +165,7 @@ async def replaced_often(model: Path, bodies: Sequence[bytes], rate: float, time
         async with serving(path) as (port, process):
 
             async def since() -> float:
-                _, said = await end_of(port, b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+                _, said = await end_of(port, b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
                 return float(json.loads(said)[0]["since"])
 
             async def replace() -> list[int]:
