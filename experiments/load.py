@@ -119,8 +119,8 @@ class Connection:
         if self.streams is None:
             self.streams = await asyncio.open_connection("127.0.0.1", self.port)
         reader, writer = self.streams
-        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nx-request-id: {request}\r\ncontent-length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
+        asked = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nx-request-id: {request}\r\n"
+        writer.write(f"{asked}content-length: {len(body)}\r\n\r\n".encode() + body)
         lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         headers = dict(line.lower().split(": ", 1) for line in lines[1:] if ": " in line)
         await reader.readexactly(int(headers.get("content-length", 0)))

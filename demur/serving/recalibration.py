@@ -9,9 +9,9 @@ from torch import Tensor
 
 from demur.classifier import Classifier
 from demur.classifier.conformal import calibration_scores
-from demur.classifier.continuing import TRAINED, find_trained, hash_rows
 from demur.classifier.decision import Decision, calibrate_decision
 from demur.classifier.evaluation import concatenate
+from demur.classifier.held_out import TRAINED, hash_rows, was_trained_with
 from demur.classifier.readers import Inputs
 from demur.serving.monitor import rate_interval
 
@@ -50,14 +50,14 @@ def _limits(decision: Decision) -> str:
 def count_trained(x: Tensor, model: Classifier) -> int:
     """How many inputs the model was trained with, as far as its file says."""
     known = model.held_out_hashes_
-    return 0 if known is None or TRAINED not in known else int(find_trained(hash_rows(x), known).sum())
+    return 0 if known is None or TRAINED not in known else int(was_trained_with(hash_rows(x), known).sum())
 
 
 def usual_repeats(model: Classifier) -> float:
     """The fraction of held-out inputs that are like one which was trained with, as rows of few categories are."""
     known = model.held_out_hashes_
     held_out = [] if known is None else [each for part in ("tuning", "calibration") for each in known[part]]
-    return float(find_trained(held_out, known).float().mean()) if known and TRAINED in known and held_out else 0.0
+    return float(was_trained_with(held_out, known).float().mean()) if known and TRAINED in known and held_out else 0.0
 
 
 def recalibrate(
