@@ -100,7 +100,7 @@ def test_a_replica_killed_under_load_costs_no_request_that_is_sent_again(port: i
         list(pool.map(one, range(200)))
     assert killed.is_set()
     assert sorted(answered) == sorted(f"r{number}" for number in range(200))
-    deadline = time.monotonic() + LAST
+    deadline = time.monotonic() + 3 * LAST  # a process that imports torch, on a machine that may be busy
     while len(processes_of_replicas() - {min(before)}) < 2:
         assert time.monotonic() < deadline, "no other replica was started"
         time.sleep(0.2)
