@@ -66,8 +66,8 @@ def in_short(analysis: Analysis) -> Section | None:
         apart = [cause for _, cause in analysis.disagreements]
         agreed = (
             f" In the published convention {_share(shares, 'all', 'all')} values lie within {100 * LIMIT:.0f} points"
-            f" of the printed ones. By metric: {'; '.join(by_metric)}. Of the {len(apart):,} differences that are larger,"
-            f" no cause is known for {apart.count(OPEN):,}."
+            f" of the printed ones. By metric: {'; '.join(by_metric)}. Of the {len(apart):,} differences that are"
+            f" larger, no cause is known for {apart.count(OPEN):,}."
         )
         blocks.append((Strong("Does it agree?"), agreed))
     if short := by_verdict(analysis):
