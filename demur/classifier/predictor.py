@@ -100,7 +100,7 @@ class Predictor:
         return Answers(answers, label, probs.max(1), score_of(prediction, self.decision_.score), p_value)
 
     def p_value(self, X: Any) -> Array:
-        """The p-value of "this is an inlier", for each input: of an inlier it is at most t with probability t at most."""
+        """The p-value of "this is an inlier" for each input; an inlier's is at most t with probability t at most."""
         return self._calibration().p_values(self.prediction(X), self.decision_)
 
     def screen(self, X: Any, fdr: float = 0.1) -> NDArray[np.bool_]:
