@@ -209,7 +209,7 @@ def study(
     data: Data = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...; auto takes a GPU where there is one.")] = "auto",
 ) -> None:
-    """Run a whole table of the paper, or a grid of one's own; stopped, it goes on where it was."""
+    """Run a table of the paper, or a grid of your own; the same command continues a stopped run."""
     from demur.cli import studying
 
     studying.check_engine(engine, address, jobs)
