@@ -156,9 +156,9 @@ What to look at
 - mean FPR95, the fraction of outliers accepted as digits when 95 % of the digits are:
   {100 * plain.mean_fpr95():.1f} for {plain.method}, {100 * best.mean_fpr95(score):.1f} for {best.method}{by_score}, \
 at accuracies of {100 * plain.metrics["accuracy"]:.1f} and {100 * best.metrics["accuracy"]:.1f}.
-- far away, which is noise 5000 times as bright as any digit: seeing outliers does not
-  cure a point estimate (map+oe); averaging over weights helps some, a none class more,
-  though not in every network (docs/which-method.md). The mean above leaves it out.
+- far away, which is noise 5000 times as bright as any digit: training with outliers does
+  not cure a point estimate (map+oe); averaging over weights helps somewhat, a none class
+  more, though not in every network (docs/concepts/unknown.md). No mean counts it.
 - {out / "toy.png"}: outlier exposure alone is sure of itself far from the data; there the
   Laplace methods are not.
 - {out / "digits.json"}: every value, under every score."""
