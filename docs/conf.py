@@ -53,7 +53,7 @@ def _block(translator: Any, node: nodes.math_block) -> None:
 
 def _literal(app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
     """`.demur` is an ending and `.features` an attribute, no name to link to, which would lose its dot."""
-    lines[:] = [re.sub(r"(?<!`)(`\.[^`]+`)(?!`)", r"`\1`", line) for line in lines]
+    lines[:] = [re.sub(r"(?<![\w`])(`\.\w[\w.]*`)(?!`)", r"`\1`", line) for line in lines]
 
 
 def _skip(app: Sphinx, what: str, name: str, value: object, skip: bool, options: object) -> bool | None:
