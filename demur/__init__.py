@@ -1,4 +1,4 @@
-"""Classifiers that know when they do not know: Bayesian neural networks that have been shown outliers.
+"""Classifiers that know when they do not know: Bayesian neural networks trained with outliers.
 
 Public names are imported when they are first used: `demur --help` need not wait for torch. Type checkers read the same
 names in __init__.pyi; a test compares the two.

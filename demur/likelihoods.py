@@ -73,7 +73,7 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class Outliers:
-    """What is said of every outlier: its label's density, the label, and the weight w of the whole term."""
+    """How outliers enter a likelihood: the density of their label, the label itself, and the weight w of the term."""
 
     model: LabelModel
     label: tuple[float, ...]

@@ -123,13 +123,17 @@ def _features(prediction: Prediction) -> Tensor:
 
 @dataclass(frozen=True)
 class Score:
-    """`of(prediction, fitted)` is high for outliers, (N,), or None where it needs a none class and there is none.
+    """A number for each input that is high for outliers.
 
-    `needs` are `PARTS` of the prediction. `fit` learns plain tensors from training inputs, which `of` is given as
-    `fitted`. `colour` is for drawings, and `bounded` says whether reports bound what is computed with it. A score
-    `of_samples` is how far these differ, so zero of a single network. `shapes` has the names of the dimensions of what
-    was learned, by which a model file is checked. `meaning` says in words what it is high for. `turning`, of the number
-    of classes, is where it says itself that no class is as good an answer as none.
+    :param of: a function of (prediction, fitted) to (N,); None where it needs a none class and there is none.
+    :param needs: parts of the prediction beyond probabilities: `logits`, `features`, `logit_variance`.
+    :param fit: learns plain tensors from training inputs, which `of` gets as `fitted`.
+    :param colour: for drawings.
+    :param bounded: whether reports give intervals of what is computed with it.
+    :param of_samples: whether it is how far samples differ, and so zero of a single network.
+    :param shapes: names of the dimensions of what was learned, by which a model file is checked.
+    :param meaning: in words, what it is high for.
+    :param turning: of the number of classes, the value above which "none" is the better answer.
     """
 
     name: str

@@ -34,7 +34,7 @@ class Split:
 
 
 class OutlierSource(Protocol):
-    """Outliers to train with."""
+    """What every source of training outliers has. Any class with these three is one."""
 
     @property
     def shape(self) -> torch.Size:
@@ -73,7 +73,7 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Inputs to fit and to tune with, outliers to show, and how to vary in- and outliers alike in training.
+    """All that fitting may see: inputs to fit and to tune with, outliers, and how in- and outliers are augmented.
 
     What a method does not look at may be left out: outliers where the likelihood has none, validation data where
     nothing is tuned.
@@ -154,7 +154,7 @@ def check_finite(what: str, x: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How long and how fast to train. One epoch is one pass over the inliers, with as many outliers beside them."""
+    """How long and how fast to train. One epoch is one pass over the inliers, with as many outliers."""
 
     epochs: int = 100
     batch_size: int = 128

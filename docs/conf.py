@@ -51,6 +51,11 @@ def _block(translator: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+def _literal(app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
+    """`.demur` is an ending and `.features` an attribute, no name to link to, which would lose its dot."""
+    lines[:] = [re.sub(r"(?<![\w`])(`\.\w[\w.]*`)(?!`)", r"`\1`", line) for line in lines]
+
+
 def _skip(app: Sphinx, what: str, name: str, value: object, skip: bool, options: object) -> bool | None:
     """scikit-learn's routing of metadata, which every estimator has."""
     return True if name.startswith("set_") and name.endswith("_request") else None
@@ -64,6 +69,12 @@ def _from_results(app: Sphinx, path: Any, page: str, text: list[str]) -> None:
     )
 
 
+def _unbroken(app: Sphinx, *place_and_text: Any) -> None:
+    """A value and its spread stay on one line."""
+    text = place_and_text[-1]
+    text[0] = re.sub(r"(?<=\d) ± ?(?=\d)", "\u00a0±\u00a0", text[0])
+
+
 def _to_results(app: Sphinx, page: str, text: list[str]) -> None:
     """Links to tables of the results, which are no pages of the site."""
     text[0] = re.sub(r"\[([^]]*)\]\(((?:\.\./)+results/tables/[^)]*)\)", r"{download}`\1 <\2>`", text[0])
@@ -73,5 +84,8 @@ def setup(app: Sphinx) -> None:
     """Formulas as MathML, which browsers draw by themselves: MathJax would be a script from elsewhere."""
     app.connect("include-read", _from_results)
     app.connect("source-read", _to_results)
+    app.connect("include-read", _unbroken)
+    app.connect("source-read", _unbroken)
+    app.connect("autodoc-process-docstring", _literal)
     app.connect("autodoc-skip-member", _skip)
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))

@@ -40,7 +40,7 @@ WITH_NOISE = ("map+oe", "la+nc", "la+sl", "la+ml", "la+oe")
 LARGER = "tiny_imagenet32_more"  # the 59,984 that are not in tiny_imagenet32
 CHOSEN = tuple(product(("map+nc", "la+nc"), (None, "tiny_imagenet32+patches", f"tiny_imagenet32+{MATCHED}")))
 
-# one H200, one network at a time (docs/performance.md): milliseconds a step of 128 inliers and as many outliers
+# one H200, one network at a time (docs/performance-gpu.md): milliseconds a step of 128 inliers and as many outliers
 STEP = {"lenet": 0.48, "wide_resnet": 3.4}
 INPUTS = {"mnist": 58_000, "fashion_mnist": 58_000, "svhn": 71_257, "cifar10": 48_000, "cifar100": 48_000}
 SLOWER = {"Flipout": 2.0, "VariationalBayes": 1.1}

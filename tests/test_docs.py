@@ -57,6 +57,15 @@ def test_links_lead_somewhere(page: Path):
         assert not anchor or anchor in anchors(target), link
 
 
+def test_pages_that_the_code_names_are_there():
+    files = [
+        file for folder in ("demur", "experiments", "benchmarks", "examples") for file in (ROOT / folder).rglob("*.py")
+    ]
+    named = {name for file in files for name in re.findall(r"\bdocs/[\w/-]+\.md\b", file.read_text("utf-8"))}
+    assert named
+    assert not {name for name in named if not (ROOT / name).is_file()}
+
+
 def test_every_page_is_in_a_table_of_contents():
     listed = set()
     for page in PAGES:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from demur.names import OLD_NAMES
 from demur.paper.measuring import values_of
 from demur.report.page import write_report
 from demur.study.table import CELLS, RESULTS, gather
@@ -47,6 +48,13 @@ def test_what_stands_in_short_is_what_the_sections_say() -> None:
     assert len(verdicts) == 13
     listed = dict(re.findall(r"(\w[a-z ]*): ([\d, ]+)[;.]", short))
     assert {number: verdict for verdict, numbers in listed.items() for number in numbers.split(", ")} == dict(verdicts)
+
+
+def test_outliers_have_the_names_of_today() -> None:
+    """Cells of before are stored under names of before."""
+    old = [name for name, new in OLD_NAMES.items() if new == "spectrum_matched"]
+    pages = [STORED / "RESULTS.md", *(STORED / "tables").glob("*.md")]
+    assert not [page for page in pages for name in old if f"_{name}" in page.read_text("utf-8")]
 
 
 def test_every_figure_of_the_stored_report_is_there() -> None:

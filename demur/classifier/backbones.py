@@ -39,7 +39,7 @@ INSTALLED = {"images": ("efficientnet-lite0",), "texts": ("minilm", "wordllama")
 
 @dataclass(frozen=True)
 class Backbone:
-    """A trunk with its weights, what its inputs are brought to, and how it is rebuilt: None for one of your own."""
+    """A pretrained network without its head: weights, the inputs that it takes, and how a model file rebuilds it."""
 
     name: str
     trunk: nn.Module = field(repr=False)

@@ -45,7 +45,7 @@ REST = 5  # one in so many inliers that are abstained on may be called unknown, 
 
 
 def default_score(likelihood: Likelihood) -> str:
-    """Measured to abstain on the most outliers (docs/first-ten-minutes.md)."""
+    """Measured to abstain on the most outliers (docs/concepts/unknown.md)."""
     return "none_share" if likelihood.has_none_class else "entropy"
 
 

@@ -53,37 +53,39 @@ SETTLED = (  # what a fit that continues a model takes over from it
 
 
 class Classifier(Predictor, ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """A Bayesian neural network that has been shown outliers, behind scikit-learn's interface.
+    """A classifier that can abstain: a Bayesian neural network trained with outliers, as a scikit-learn estimator.
 
     :param method: a name such as `la+nc`, or a `demur.Method` for other hyperparameters.
     :param network: a function from the head size to an `nn.Module`; or a name: `mlp`, `lenet`, `convnet`,
         `wide_resnet`, `gru`; None goes with the kind of data.
     :param backbone: a pretrained network to start from: `efficientnet-lite0`, `minilm`, `wordllama`, `timm:NAME`,
         `hf:NAME`, an `nn.Module` or a `demur.Backbone`.
-    :param tune: what of the backbone is trained beside a new head: nothing (`head`: its features are computed once),
-        its `last` blocks, or `all` of it.
-    :param cache: a folder in which such features are kept.
+    :param tune: what is trained: a new `head` alone, on features that are computed once; the `last` blocks of the
+        backbone as well; or `all` of it.
+    :param cache: a folder in which features are kept for the next fit.
     :param kind: what X is: `tables`, `images`, `texts`, or `ready` for arrays that the network takes as they are;
         `auto` looks at X.
-    :param synthetic: outliers that are made from X and shown beside those given, or alone. For tables `columns` and
-        `box`; for images `smooth`, `uniform`, `patches` and `halves`, and `spectrum_matched` for those given, made as
-        sharp as X; for texts `words`. `a+b` is a mix; `demur.mix` and others give values instead of names.
+    :param synthetic: outliers that are made from X, in addition to those that `fit` gets, or alone. For tables
+        `columns` and `box`; for images `smooth`, `uniform`, `patches` and `halves`, and `spectrum_matched` for those
+        that `fit` gets, made as sharp as X; for texts `words`. `a+b` is a mix; `demur.mix` and others are values
+        instead of names.
     :param augment: how images, outliers too, are varied in training: `auto`, `light` (moved, and mirrored if they are
         large and in colour), `strong`, `off`, or a function of a batch and a generator.
     :param balance: whether rare classes are trained with as often as frequent ones; thresholds are those of the data.
     :param coverage: the fraction of inliers that is to get a label.
     :param by_class: whether every class has a threshold of its own, so that the guarantee holds for the inputs of each
         predicted class; more is held out for it.
-    :param abstain_by: the score that is abstained by, of `demur.SCORES` or as `mymodule:myscore`; None is `none_share`
-        where the method has a none class, else `entropy`.
-    :param epochs: None, as for `batch_size` and `lr`, is what goes with the kind and the amount of data.
+    :param abstain_by: the score to abstain by, of `demur.SCORES` or as `mymodule:myscore`; None is `none_share` where
+        the method has a none class, else `entropy`.
+    :param epochs: like `batch_size` and `lr`, None is what suits the kind and the amount of data.
     :param patience: training ends after so many epochs without a better likelihood of the validation data.
-    :param time_limit: training ends after so many seconds, or such as "10m".
-    :param warm_start: whether a second `fit`, or one of a loaded model, goes on from the fitted weights, also for new
+    :param time_limit: training ends after so many seconds, or after "10m".
+    :param warm_start: whether a second `fit`, or one of a loaded model, starts from the fitted weights, also for new
         classes. Inputs are read as before, and those that were held out are held out again.
     :param validation: the fraction of inliers that is held out, at the least enough for the guarantee: half to tune a
         prior, half to calibrate the threshold.
     :param device: `auto` takes a GPU where there is one.
+    :param random_state: the seed of initial weights, batches and samples.
 
     After fit: `classes_`, `posterior_`, `likelihood_`, `preprocessing_`, `decision_`; `held_out_`, the rows of X that
     were not trained with; `report_`, a dict of what was measured on them and on held-out outliers; for tables also

@@ -27,9 +27,12 @@ from demur.scores import Score, score_named
 
 @dataclass(frozen=True)
 class Answers:
-    """What there is to say of N inputs: a decision (a label, "unsure" or "unknown"), the most probable class whatever
-    the decision, its probability given that it is one of the classes, the score that is abstained by, and the p-value
-    of "this is an inlier" (None for a model that was saved before there were any)."""
+    """The answers for N inputs.
+
+    `decision` is a label, "unsure" or "unknown". `label` is the most probable class whatever the decision, and
+    `probability` its probability, given that it is one of the classes. `outlier_score` is what the model abstains by.
+    `p_value` is that of "this is an inlier"; a model that was saved before there were p-values has none.
+    """
 
     decision: np.ndarray
     label: np.ndarray
@@ -88,7 +91,7 @@ class Predictor:
         return self.predict_all(X).decision
 
     def predict_all(self, X: Any) -> Answers:
-        """Everything in one pass."""
+        """Decision, label, probability, outlier score and p-value of each input, in one pass."""
         prediction = self.prediction(X)
         probs = class_probs(prediction)
         answers = self.decision_.answers(prediction, self.classes_)
@@ -97,7 +100,7 @@ class Predictor:
         return Answers(answers, label, probs.max(1), score_of(prediction, self.decision_.score), p_value)
 
     def p_value(self, X: Any) -> Array:
-        """Of "this is an inlier", for each input: at most t with probability t at most, if it is one."""
+        """The p-value of "this is an inlier" for each input; an inlier's is at most t with probability t at most."""
         return self._calibration().p_values(self.prediction(X), self.decision_)
 
     def screen(self, X: Any, fdr: float = 0.1) -> NDArray[np.bool_]:

@@ -29,7 +29,7 @@ def bench(
     overwrite: Overwrite = False,
     device: DeviceName = "auto",
 ) -> None:
-    """Measure training, curvature, prediction and metrics beside what else there is, in turns; medians and ratios."""
+    """Measure training, curvature, prediction and metrics against other libraries: medians and ratios."""
     check_distinct(json_file, figure)
     check_file(json_file, overwrite, mark=BENCH)
     check_file(figure, overwrite, suffixes=FIGURES)

@@ -8,7 +8,7 @@ import typer
 from demur.cli.outputs import Overwrite, check_folder
 from demur.cli.shared import Data, make_console, open_store
 
-app = typer.Typer(help="The data sets: what is there, and how to get the rest.", no_args_is_help=True)
+app = typer.Typer(help="Data sets: list those that are there, and get or add others.", no_args_is_help=True)
 
 
 @app.command("list")

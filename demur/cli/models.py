@@ -219,7 +219,7 @@ def predict(
     overwrite: Overwrite = False,
     device: DeviceName = "auto",
 ) -> None:
-    """Say of every input which class it is, or that it is `unsure` or `unknown`: a csv, one row an input.
+    """Answer every input with a class, `unsure` or `unknown`: a csv, one row an input.
 
     `p_value` is small for outliers; of inliers a fraction t at most has one of t or less. An input that cannot be read
     is `invalid`.
@@ -317,7 +317,7 @@ def export(
     samples: Samples = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Write a model as one graph that onnxruntime runs without demur, and check that it gives the same answers."""
+    """Write a model as one ONNX graph that runs without demur, and check that it gives the same answers."""
     if not onnx:
         raise ValueError("no format is named; add --onnx")
     named = model.absolute()

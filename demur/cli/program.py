@@ -14,7 +14,7 @@ from demur.cli import bench, data, models, outliers, results, serving, studies
 from demur.cli.training import is_spokesman
 
 app = typer.Typer(
-    help="Classifiers that know when they do not know: Bayesian neural networks that have been shown outliers.",
+    help="Classifiers that know when they do not know: Bayesian neural networks trained with outliers.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

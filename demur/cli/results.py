@@ -25,7 +25,7 @@ def report(
     metric: OwnMetrics = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Set every measured value beside the published one: tables, figures, RESULTS.md, and one page that shows all.
+    """Compare all measured values with the printed ones: tables, figures, RESULTS.md, and one page with everything.
 
     Several folders become one report; where two have the same cell, the later named wins.
     """

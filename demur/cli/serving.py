@@ -166,7 +166,7 @@ def monitor(
     ],
     level: Level = 0.01,
 ) -> None:
-    """Say whether what was answered is still like what the threshold was calibrated with; exit code 1 if it is not.
+    """Test whether inputs are still like those that set the threshold; exit code 1 if they are not.
 
     The test may be repeated whenever there are more answers: false alarms stay below the level, however often.
     """
@@ -203,7 +203,7 @@ def calibrate(
     label: LabelColumn = None,
     device: DeviceName = "auto",
 ) -> None:
-    """Set the threshold anew by inliers that the model has not seen, and say what changes."""
+    """Set a new threshold by inliers that the model has not seen, and say what changes."""
     from demur.classifier.model_file import check_target
 
     check_target(out)

@@ -156,9 +156,9 @@ What to look at
 - mean FPR95, the fraction of outliers accepted as digits when 95 % of the digits are:
   {100 * plain.mean_fpr95():.1f} for {plain.method}, {100 * best.mean_fpr95(score):.1f} for {best.method}{by_score}, \
 at accuracies of {100 * plain.metrics["accuracy"]:.1f} and {100 * best.metrics["accuracy"]:.1f}.
-- far away, which is noise 5000 times as bright as any digit: seeing outliers does not
-  cure a point estimate (map+oe); averaging over weights helps some, a none class more,
-  though not in every network (docs/which-method.md). The mean above leaves it out.
+- far away, which is noise 5000 times as bright as any digit: training with outliers does
+  not cure a point estimate (map+oe); averaging over weights helps somewhat, a none class
+  more, though not in every network (docs/concepts/unknown.md). No mean counts it.
 - {out / "toy.png"}: outlier exposure alone is sure of itself far from the data; there the
   Laplace methods are not.
 - {out / "digits.json"}: every value, under every score."""
@@ -209,7 +209,7 @@ def study(
     data: Data = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...; auto takes a GPU where there is one.")] = "auto",
 ) -> None:
-    """Run a whole table of the paper, or a grid of one's own; stopped, it goes on where it was."""
+    """Run a table of the paper, or a grid of your own; the same command continues a stopped run."""
     from demur.cli import studying
 
     studying.check_engine(engine, address, jobs)

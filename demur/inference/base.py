@@ -13,7 +13,7 @@ from demur.training_data import Recipe, TrainingData, check_labels
 
 
 class Inference(Protocol):
-    """A frozen dataclass of hyperparameters."""
+    """What every inference method has: a frozen dataclass of hyperparameters with `parts` and `fit`."""
 
     def parts(self, recipe: Recipe) -> "list[tuple[Inference, Recipe]]":
         """The posteriors that this one is made from, to be fitted first; a study shares them between methods."""

@@ -14,6 +14,8 @@ from demur.training_data import Recipe, TrainingData
 
 @dataclass(frozen=True)
 class Ensemble:
+    """Several networks that differ in their seeds alone. `member` may be any inference method."""
+
     member: Inference = field(default_factory=MAP)
     members: int = 5
 

@@ -21,7 +21,7 @@ from demur.training_data import Recipe, TrainingData
 
 @dataclass(frozen=True)
 class IdentityLaplace:
-    """The prior precision is tuned as that of `Laplace` is, or given."""
+    """The same variance for every weight of the head, from the prior precision alone; tuned as in `Laplace`."""
 
     prior_precision: float | None = None
     grid: Sequence[float] = field(default=DECADES, repr=False)

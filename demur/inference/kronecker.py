@@ -138,7 +138,7 @@ class Curvature:
 
 @dataclass(frozen=True)
 class KroneckerLaplace:
-    """As `Laplace`, the diagonal replaced by Kronecker factors; the prior precision is tuned in the same way."""
+    """`Laplace` with Kronecker factors instead of a diagonal; the prior precision is tuned in the same way."""
 
     over: Literal["all", "head"] = "all"
     estimator: Literal["sampled", "exact"] = "sampled"

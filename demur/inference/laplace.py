@@ -28,8 +28,10 @@ from demur.training_data import Recipe, TrainingData
 
 @dataclass(frozen=True)
 class Laplace:
-    """With `prior_precision` None it is tuned on validation data, as `PriorSearch` says, and the posterior's `tuning`
-    says what was tried."""
+    """A Gaussian around the MAP network, independent over its weights.
+
+    Without `prior_precision`, it is tuned on validation data; the posterior's `tuning` says what was tried.
+    """
 
     over: Literal["all", "head"] = "all"
     estimator: Literal["sampled", "exact", "batch_mean"] = "sampled"

@@ -13,6 +13,8 @@ from demur.training_data import Recipe, TrainingData
 
 @dataclass(frozen=True)
 class MAP:
+    """One network, trained in the ordinary way; weight decay is the prior."""
+
     def parts(self, recipe: Recipe) -> list[tuple[Inference, Recipe]]:
         return []
 

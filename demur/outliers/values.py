@@ -76,17 +76,17 @@ Shown = Leaf | Mix
 
 
 def given() -> Given:
-    """The outliers that the caller gives."""
+    """The outliers that are passed to `fit`."""
     return Given()
 
 
 def natural(name: str) -> Natural:
-    """Inputs of a data set of the store."""
+    """A data set of the store as outliers."""
     return Natural(name)
 
 
 def synthetic(*names: str) -> Shown:
-    """Made from the inliers: `patches`, `columns`, ..., or `mypackage.mymodule:name`; several are mixed."""
+    """Outliers made from the inliers: `patches`, `columns`, ..., or `mypackage.mymodule:name`; several are mixed."""
     return mix(*map(Synthetic, names))
 
 
@@ -96,7 +96,7 @@ def spectrum_matched(of: Given | Natural) -> SpectrumMatched:
 
 
 def mix(*parts: Shown) -> Shown:
-    """As many of each. Mixes within it are taken apart, and one alone is itself."""
+    """Outliers of several sources, as many of each. A mix may have mixes in it."""
     flat = tuple(leaf for part in parts for leaf in leaves(part))
     if not flat:
         raise ValueError("a mix of no outliers; name at least one kind")

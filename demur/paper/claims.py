@@ -223,7 +223,7 @@ APART = "Uniform noise, where one network's luck moves everything, is judged apa
 
 CLAIMS: tuple[Claim, ...] = (
     Claim(
-        "Inside all methods are alike, but on noise OE alone is unsure",
+        "On test data all methods are alike, on noise OE alone is unsure",
         "Outlier exposure, ensembles, VB and Laplace have similar accuracy and confidence on test data, but on uniform "
         "noise only OE's confidence is low (figure 1; Fashion-MNIST is in the table of confidences).",
         f"Accuracy and confidence of OE lie within {100 * ALIKE:.0f} points of each of the others'; on noise its "
@@ -249,8 +249,8 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "Trained with outliers, Bayesian networks beat ensembles and reach OE",
-        "Whichever way outliers are shown to them, VB and Laplace then detect better than ensembles, and as well as "
-        "OE or better (table 2).",
+        "Trained with outliers in any of the four ways, VB and Laplace detect better than ensembles, and as well as OE "
+        "or better (table 2).",
         "The mean FPR95 of each of the eight (`vb` and `la` with NC, SL, ML, OE) is clearly below that of `de`, and "
         "not clearly above that of `map+oe`. Uniform noise is left out of the mean.",
         ("table1",),
@@ -264,7 +264,7 @@ CLAIMS: tuple[Claim, ...] = (
         "NC is the best way in general",
         "Of the four ways, a class of their own for outliers detects best in general (table 2).",
         "Averaged over the tasks that are there, the mean FPR95 of NC is not clearly above that of any other way. "
-        "Single tasks stand beside. Uniform noise is left out of the mean.",
+        "Single tasks are shown and do not count. Uniform noise is left out of the mean.",
         ("table1",),
         IMAGE_TASKS,
         (Comparison("FPR95", other_ways("nc"), "not above", counts=False),),
@@ -295,8 +295,8 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "Trained with noise, OE is worse calibrated than MAP, Laplace is not",
         "With smooth noise for natural images, OE pays with calibration; Laplace does not (table of noise).",
-        "Trained with smooth noise, the ECE of `map+oe` is clearly above that of `map`, and that of Laplace, whichever "
-        "way it is shown outliers, is not.",
+        "Trained with smooth noise, the ECE of `map+oe` is clearly above that of `map`. That of Laplace, with any "
+        "likelihood for outliers, is not.",
         ("noise", "table1"),
         IMAGE_TASKS,
         (
@@ -316,9 +316,9 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "Text gains as well",
         "On text, too, outliers in training improve detection (table of text).",
-        "The mean FPR95 of OE, and of Laplace whichever way it is shown outliers, is clearly below that of the same "
+        "The mean FPR95 of OE, and of Laplace with any likelihood for outliers, is clearly below that of the same "
         "inference without. In the published convention all OOD texts are rows of unknown words: FPR95 then says "
-        "whether unknown words are told, not whether texts are.",
+        "whether unknown words are noticed, not whether texts are.",
         ("text",),
         TEXT_TASKS,
         (Comparison("FPR95", without_outliers("map+oe", *LA_WITH_OUTLIERS), "below"),),

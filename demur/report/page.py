@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from demur.files import replacing
+from demur.outliers.values import current_name
 from demur.paper.analysis import Analysis
 from demur.paper.grid import commands
 from demur.paper.published import outliers_of
@@ -99,7 +100,8 @@ def _overview(cells: Sequence[Measured]) -> Sheet:
         groups.setdefault((run.cell.task, outliers_of(run.cell), kind_of(run.cell)), []).append(run)
     rows: list[list[Text]] = []
     for (task, outliers, kind), group in groups.items():
-        used = ", ".join(sorted({run.record.trained_with for run in group if run.record.trained_with}))
+        names = {current_name(run.record.trained_with) for run in group}
+        used = ", ".join(sorted(name for name in names if name))
         seeds = Counter(run.cell.method for run in group).values()
         rows.append(
             [

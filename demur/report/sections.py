@@ -59,21 +59,24 @@ def in_short(analysis: Analysis) -> Section | None:
     shares = agreement(lines, PUBLISHED)
     if ("all", "all") in shares.index:
         by_metric = [
-            f"{title} {_share(shares, 'all', name)}"
+            f"{title}: {_share(shares, 'all', name)}"
             for name, title in METRIC_TITLES.items()
             if ("all", name) in shares.index
         ]
         apart = [cause for _, cause in analysis.disagreements]
         agreed = (
             f" In the published convention {_share(shares, 'all', 'all')} values lie within {100 * LIMIT:.0f} points"
-            f" of the printed ones: {'; '.join(by_metric)}. Of the {len(apart):,} differences that are larger,"
-            f" no cause is known for {apart.count(OPEN):,}."
+            f" of the printed ones. By metric: {'; '.join(by_metric)}. Of the {len(apart):,} differences that are"
+            f" larger, no cause is known for {apart.count(OPEN):,}."
         )
         blocks.append((Strong("Does it agree?"), agreed))
     if short := by_verdict(analysis):
         groups = (f"{verdict}: {', '.join(str(number) for number, *_ in claims)}" for verdict, claims in short.items())
         blocks.append(
-            (Strong("Do the paper's claims hold?"), f" By number, in the corrected convention: {'; '.join(groups)}.")
+            (
+                Strong("Do the paper's claims hold?"),
+                f" In the corrected convention, by their numbers below: {'; '.join(groups)}.",
+            )
         )
     if chosen := analysis.recommended:
         blocks.append((Strong("What should you use?"), " ", *candidate_name(chosen), ": see the recommendation."))
@@ -154,8 +157,9 @@ def recommendation(analysis: Analysis) -> Section | None:
     by_task = {task: best for task in analysis.candidates[0].fpr95 if (best := recommend(validate(view, [task])))}
     notes: list[Text] = [
         "In per cent; ± is half the 95 % interval over test points and training. FPR95 is the mean over the paper's "
-        "OOD sets but those trained with. The paper's best is the row with the least such mean, by max probability or "
-        "by the none mass. Level: it lies within the ±. A second line leaves out the sets for which others stand in.",
+        "OOD sets, without those trained with. The paper's best is its row with the least such mean, by max "
+        "probability or by the none mass. Level: it lies within the ±. A second line leaves out the sets for which "
+        "others stand in.",
         "Far away is FPR95 on noise 5,000 times as bright as any image. No mean counts it. A score of the none mass "
         "can fail there altogether.",
     ]
@@ -164,17 +168,17 @@ def recommendation(analysis: Analysis) -> Section | None:
         [
             (
                 Strong((candidate_name(chosen), ".")),
-                " Chosen by code that looked at validation images and printed letters alone, never at test data: the "
-                "least FPR95 of the letters, in the mean over tasks, among candidates whose validation accuracy is at "
-                "most half a point and a standard error below the best. Among those within a standard error of the "
-                "best, Laplace comes before MAP before ensembles. ",
+                " Chosen by code that saw validation images and printed letters alone, never test data. Candidates "
+                "whose validation accuracy is more than half a point and a standard error below the best are left "
+                "out. Of the others, the least FPR95 of the letters decides, in the mean over tasks. Among those "
+                "within a standard error of it, Laplace comes before MAP before ensembles. ",
                 Link("All candidates", "tables/candidates.md"),
                 ".",
             ),
             _test_rows(cells, dict.fromkeys(TASKS, chosen)),
             *(
                 [
-                    "By the same rule for each task alone, which is what one does with data of one's own:",
+                    "The same rule for each task alone, as you would choose for data of your own:",
                     _test_rows(cells, by_task, named=True),
                 ]
                 if {*by_task.values()} != {chosen}

@@ -15,10 +15,11 @@ def draw_sharpness(task: Task, path: Path) -> None:
     if task.training.train.x.dtype != torch.uint8:
         raise ValueError(f"figure {path}: task {task.name!r} has no images to draw the sharpness of; leave it out")
     outliers = original_images(task.training.shown).epoch(torch.Generator(task.training.device).manual_seed(0))
+    matched = match_spectrum(outliers, mean_power(task.training.train.x))
     named = {
         f"{task.name}, the inliers": (task.testing.test.x, "#000000", "-", 3.0),
-        f"{task.trained_with}, to train with": (outliers, "#d55e00", "-", 3.0),
-        "the same, matched": (match_spectrum(outliers, mean_power(task.training.train.x)), "#d55e00", "--", 2.0),
+        f"{task.trained_with}, training outliers": (outliers, "#d55e00", "-", 3.0),
+        "the same, spectrum-matched": (matched, "#d55e00", "--", 2.0),
     }
     others = [name for name, x in task.testing.ood.items() if x.dtype == torch.uint8]
     colours = ("#56b4e9", "#009e73", "#cc79a7", "#0072b2", "#999999", "#e69f00")

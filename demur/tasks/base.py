@@ -48,8 +48,8 @@ class TestData:
 class Task:
     """A classification problem: a name, data to fit with and data to test with.
 
-    `trained_with` names the outliers. `missing` has the OOD test sets that were to be had nowhere, and `notes` what
-    stands in for what, so that tables can say so.
+    `trained_with` names the outliers. `missing` has the OOD test sets that were not found, and `notes` what stands in
+    for what, so that tables can say so.
     """
 
     name: str
