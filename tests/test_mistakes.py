@@ -245,7 +245,7 @@ def test_answers_that_are_none_are_refused_by_the_monitor(tmp_path: Path):
     (tmp_path / "whole.csv").write_text(head + "".join(rows), "utf-8")
     (tmp_path / "broken.csv").write_text(head + "".join(row.replace(",a,", ',"a,', 1) for row in rows), "utf-8")
     assert sum(len(scores) for scores, *_ in read_answers(tmp_path / "whole.csv")) == 6
-    with pytest.raises(ValueError, match="cannot be read as csv .* expected after"):
+    with pytest.raises(ValueError, match=r"cannot be read as csv .* expected after"):
         list(read_answers(tmp_path / "broken.csv"))
     (tmp_path / "other.csv").write_text(f"{head}{rows[0]}1,b,a,0.9,0.1\n", "utf-8")
     with pytest.raises(ValueError, match="which is no answer; is a quote not closed"):
