@@ -1,6 +1,8 @@
 """Files that outlive accidents: written whole or not at all, by one process at a time, and read into our own memory."""
 
+import csv
 import hashlib
+import io
 import os
 import shutil
 import tempfile
@@ -8,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -120,3 +122,20 @@ def hash_file(path: Path) -> str:
     """SHA-256, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_quotes(file: IO[bytes], delimiter: str, path: Path, first: int = 1) -> None:
+    """Refuse a csv with a quote that is not closed where a cell ends: Arrow would hide the rows up to the next in it.
+
+    `first` is the number of the file's first line. It takes a while, and is worth it where cells have several lines.
+    """
+    before = csv.field_size_limit(2**30)
+    try:
+        with io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="") as text:
+            rows, begun = csv.reader(text, delimiter=delimiter, strict=True), 0
+            for _ in rows:
+                begun = rows.line_num
+    except csv.Error:
+        raise ValueError(f"{path} has a quote that is not closed, in line {begun + first}; close it") from None
+    finally:
+        csv.field_size_limit(before)

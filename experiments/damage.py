@@ -196,6 +196,17 @@ def cell(*values: str) -> Damage:
     return damage
 
 
+def opened(path: Path, rng: random.Random) -> None:
+    """A quote before any cell of a csv, its label's included, that is closed nowhere."""
+    rows = path.read_text().splitlines()
+    row = rng.randrange(1, len(rows))
+    cells = rows[row].split(",")
+    place = rng.randrange(len(cells))
+    cells[place] = f'"{cells[place]}'
+    rows[row] = ",".join(cells)
+    path.write_text("\n".join([*rows, ""]))
+
+
 def columns(change: Callable[[list[list[str]], random.Random], object]) -> Damage:
     """Damage to a csv, turned on its side."""
 
@@ -267,7 +278,7 @@ SPECIAL: dict[str, dict[str, Damage]] = {
         "header alone": lambda path, rng: path.write_text("c0,c1,c2\n"),
         "semicolons": lambda path, rng: path.write_text(path.read_text().replace(",", ";")),
         "a long line": cell("1" * 3_000_000),
-        "an open quote": cell('"1'),
+        "an open quote": opened,
     },
     "rows.npz": {
         "objects": npz(x=np.array([{1: 2}, Evil()], dtype=object)),
@@ -406,6 +417,7 @@ RESULTS: dict[str, dict[str, Damage]] = {
 INPUT: dict[str, dict[str, Damage]] = {
     "texts.csv": {
         "ragged": ragged,
+        "an open quote": opened,
         "no UTF-8": encoded("latin-1"),
         "UTF-16": encoded("utf-16"),
         "no header": SPECIAL["rows.csv"]["no header"],

@@ -41,6 +41,7 @@ ANSWERS: dict[str, Damage] = {
     "byte order mark": ROWS["byte order mark"],
     "semicolons": ROWS["semicolons"],
     "a long line": cell("1" * 3_000_000),
+    "an open quote": ROWS["an open quote"],
 }
 
 

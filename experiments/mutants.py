@@ -14,11 +14,13 @@ import argparse
 import hashlib
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +30,8 @@ from mutations import Mutant, drawn
 
 ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
-SLACK, SHORTEST = 3, 20.0  # a mutant may take so many times as long as the tests did, and so many seconds more
+SLACK, SHORTEST = 3, 20.0  # a mutant may take so many times as long as the tests did, and so many seconds more,
+WAIT = 10  # of a processor; by the clock, so many times as long, since others may use the machine, too
 
 # what is mutated, and the tests of its subject
 MODULES = {
@@ -65,11 +68,11 @@ MODULES = {
     "classifier/model_file": ("model_file",),
     "study/grid": ("grid",),
     "study/cells": ("study", "damage"),
-    "study/fits": ("study",),
+    "study/fits": ("grid", "study"),
     "study/engine": ("study",),
     "study/processes": ("study",),
-    "study/records": ("damage",),
-    "study/results": ("damage", "files"),
+    "study/records": ("damage", "study"),
+    "study/results": ("damage", "files", "study"),
     "serving/monitor": ("monitor",),
     "serving/recalibration": ("monitor",),
 }
@@ -189,6 +192,8 @@ def in_fork(copy: Path, tests: list[str], out: Path, limit: float, trace: bool =
     child = os.fork()
     if child == 0:
         os.setsid()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit) + 5))
         os.chdir(copy)
         said = os.open(out.with_suffix(".txt"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(said, 1)
@@ -203,11 +208,14 @@ def in_fork(copy: Path, tests: list[str], out: Path, limit: float, trace: bool =
             code = int(pytest.main([*options, *tests], plugins=[Watch(copy, out, trace)]))
         finally:
             os._exit(code)
-    ends = time.monotonic() + limit
+    ends = time.monotonic() + WAIT * limit
     while time.monotonic() < ends:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
-            return os.waitstatus_to_exitcode(status)
+            with suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)  # whom it started
+            code = os.waitstatus_to_exitcode(status)
+            return None if code == -signal.SIGXCPU else code
         time.sleep(0.02)
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)

@@ -82,6 +82,8 @@ def test_fit_predict_evaluate(tmp_path, kind):
     )
     assert "3: high, low, mid" in printed[0]
     assert f"outliers  54: {'rows' if kind == 'csv' else 'texts' if kind == 'jsonl' else kind} of {shown}" in printed[0]
+    abstained = 100 * Classifier.load(model).report_["outliers_abstained"]
+    assert f"abstained on {abstained:.1f} % of 6 outliers that it was not shown" in printed[0]
     out = tmp_path / "out.csv"
     assert called("predict", model, test, "-o", out) == (0, "")
     rows = read_csv(out)

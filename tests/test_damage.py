@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -106,6 +107,12 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
     "no labels": (PREDICTIONS, changed_tensors(lambda tensors: tensors.pop("y"))),
     "too few labels": (PREDICTIONS, changed_tensors(lambda tensors: tensors.update(y=tensors["y"][1:].clone()))),
     "labels of no class": (PREDICTIONS, changed_tensors(lambda tensors: tensors["y"].add_(1))),
+    "no inputs": (
+        PREDICTIONS,
+        changed_tensors(
+            lambda tensors: tensors.update({k: v[:0].clone() for k, v in tensors.items() if k[:4] in ("y", "test")})
+        ),
+    ),
     "NaN": (PREDICTIONS, changed_tensors(lambda tensors: tensors["ood/smooth/probs"][5].fill_(torch.nan))),
     "other shapes": (PREDICTIONS, changed_tensors(lambda tensors: tensors.update({"test/none": torch.zeros(3)}))),
 }
@@ -167,6 +174,23 @@ def test_a_record_says_for_which_cells_it_was_made_and_which_scores_it_lacks(bro
     assert not record.asked(WHOLE)
     every = {"energy": record.sets, "knn": record.sets[1:]}
     assert replace(record, scores=every).lacks_scores(["energy", "knn", "odin"]) == ["knn", "odin"]
+
+
+def test_one_input_is_enough(runs: Path, broken: Path):
+    every = changed_tensors(lambda tensors: tensors.update({k: v[:1].clone() for k, v in tensors.items()}))
+    every(broken)
+    assert [len(result.y) for result in read_results(runs) if result.cell == BROKEN] == [1]
+
+
+def test_of_the_same_cell_the_newest_comes_last(runs: Path, broken: Path):
+    for again, older in (("a", True), ("z", False)):
+        shutil.copytree(broken, runs / again)
+        then = (broken / RECORD).stat().st_mtime_ns + (-(10**9) if older else 10**9)
+        os.utime(runs / again / RECORD, ns=(then, then))
+    assert [folder.name for folder, cell in find_cells(runs) if cell == BROKEN] == ["a", broken.name, "z"]
+    os.utime(runs / "a" / RECORD)
+    os.utime(runs / "z" / RECORD, ns=(0, 0))
+    assert [folder.name for folder, cell in find_cells(runs) if cell == BROKEN] == ["z", broken.name, "a"]
 
 
 def test_cells_without_a_digest_are_read_as_ever(runs: Path, broken: Path):

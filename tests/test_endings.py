@@ -19,7 +19,7 @@ from demur.networks import mlp
 from demur.tasks.augment import Jitter
 from demur.training import observed, train
 from demur.training_data import Recipe, Split, TrainingData, WatchedRecipe
-from demur.watching import Watch, curves_kept, next_turn, time_limited
+from demur.watching import Clock, Watch, curves_kept, next_turn, time_limited
 from tests.conftest import make_task
 
 
@@ -140,6 +140,12 @@ def test_what_one_network_leaves_is_the_others(clock):
         list(train(slow(clock)(2), plain(2), DATA, Recipe(epochs=1, batch_size=20)))
         turn = next_turn()
     assert turn.left() == 27
+
+
+def test_training_gets_its_least_whatever_is_to_follow():
+    assert Clock(ends=110.0, networks=1, rest=30.0, least=0.5, begun=10.0).training_ends == 80.0
+    assert Clock(ends=110.0, networks=1, rest=70.0, least=0.5, begun=10.0).training_ends == 60.0
+    assert Clock(ends=110.0, networks=1, rest=700.0, least=0.0, begun=10.0).training_ends == 10.0
 
 
 def test_a_classifiers_training_ends_in_time_and_is_told(clock):

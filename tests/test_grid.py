@@ -18,7 +18,7 @@ from demur.paper.conventions import resolve
 from demur.study import Setting, study
 from demur.study.cells import Place
 from demur.study.engine import plan, results_of, run_cells
-from demur.study.fits import describe, folder_name
+from demur.study.fits import Data, OwnData, describe, folder_name
 from demur.study.grid import Cell, Study, select
 from demur.study.opening import open_study
 from demur.tasks import Store, Task
@@ -96,6 +96,41 @@ def test_a_grid_that_cannot_be_is_refused_when_it_is_made(arguments: dict, says:
         study(**{"tasks": {"clouds": clouds}, "networks": NETWORK, "methods": ["map"]} | arguments)
 
 
+def test_a_task_is_loaded_with_all_its_options(monkeypatch: pytest.MonkeyPatch):
+    asked = {"outliers": "smooth", "limit": 3, "validation": "test", "inside": "a", "outside": "b", "tested": "c"}
+    loaded: list[dict] = []
+
+    def load_task(name: str, **options: object) -> Task:
+        loaded.append({"name": name, **options})
+        return make_task()
+
+    monkeypatch.setattr("demur.study.fits.load_task", load_task)
+    data = Data("sst", **asked, min_count=5)
+    assert data.load(NOWHERE).training.augment == make_task().training.augment
+    assert loaded == [{"name": "sst", "store": NOWHERE, **asked, "min_count": 5}]
+    augmented = replace(make_task(), training=replace(make_task().training, augment=nothing))
+    monkeypatch.setattr("demur.study.fits.load_task", lambda name, **options: augmented)
+    assert Data("cifar10").load(NOWHERE).training.augment is nothing
+    assert Data("cifar10", augment=False).load(NOWHERE).training.augment is None
+
+
+def test_a_task_of_ones_own_is_made_shorter_where_asked():
+    whole = OwnData("clouds", clouds)
+    assert (whole.set_names, whole.for_parts()) == ((), whole)
+    assert len(whole.load(NOWHERE).training.train.y) == len(make_task().training.train.y) > 24
+    short = OwnData("clouds", clouds, 24).load(NOWHERE)
+    assert len(short.training.train.x) == len(short.training.train.y) == 24
+    assert len(short.testing.test.y) == 4
+    with pytest.raises(ValueError, match=r"task 'clouds' is made by .*, which returns no Task but 3"):
+        OwnData("clouds", lambda: 3).load(NOWHERE)
+
+
+def test_a_task_of_a_module_may_be_named():
+    grid = study(["tests.test_grid:clouds"], NETWORK, ["map"], recipe=QUICKLY)
+    assert [cell.task for cell in grid.cells] == ["clouds"]
+    assert grid.resolve(grid.cells[0], NOWHERE).data == OwnData("clouds", clouds)
+
+
 def test_further_inputs_may_not_take_the_place_of_a_cells_files():
     for kind in ("posterior", "Predictions", "../x", ""):
         with pytest.raises(ValueError, match="cannot name a file"):
@@ -109,6 +144,13 @@ def test_some_cells_of_a_grid():
     assert {cell.epochs for cell in select(cells, "x", epochs=4)} == {4}
     with pytest.raises(ValueError, match="unknown method of study 'x' 'l'; did you mean 'la'"):
         select(cells, "x", methods=["l"])
+    assert select(cells, "x") == select(cells, "x", tasks=["a"]) == cells
+    others = [Cell("b", "map", outliers="smooth"), Cell("b", "map")]
+    assert select([*cells, *others], "x", tasks=["b"]) == others
+    assert select([*cells, *others], "x", outliers=["smooth"]) == others[:1]
+    assert select([*cells, *others], "x", outliers=["usual"]) == [*cells, others[1]]
+    with pytest.raises(ValueError, match="study 'x' has no cell of these"):
+        select([*cells, *others], "x", tasks=["a"], outliers=["smooth"])
 
 
 # names of folders ---------------------------------------------------------------------------------------------------

@@ -447,6 +447,32 @@ def test_an_open_quote_never_swallows_rows(tmp_path, lines):
             list(open_inputs(path, tolerant=tolerant).batches)
 
 
+@pytest.mark.parametrize("tolerant", [False, True])
+@pytest.mark.parametrize(
+    ("head", "rows", "line"),
+    [
+        ("a,b,c", ["1,2,x", '3,4,"x', "5,6,x", "7,8,x"], 3),  # up to the end of the file
+        ("a,b,c", ["1,2,x", '3,4,"x', "5,6,x", '7,8,"x'], 3),  # up to the next, behind which the cell goes on
+        ("c,a,b", ["x,1,2", '"x,3,4', 'y"z,5,6'], 3),
+        ("text,c", ["red,x", 'green,"x', "blue,x"], 3),
+        ("c,text", ["x,red", 'y,"green', "x,blue"], 3),
+        ("c,text", ["x,red", 'y,"green', 'x,blue"', 'y,"white', "x,black"], 5),
+    ],
+)
+def test_nor_in_a_column_that_is_not_asked_for_nor_in_the_last_text(tmp_path, head, rows, line, tolerant):
+    path = written(tmp_path, "x.csv", "\r\n".join([head, *rows]) + "\r\n")
+    with pytest.raises(ValueError, match=f"has a quote that is not closed, in line {line}; close it"):
+        list(open_inputs(path, columns=() if "text" in head else ("a", "b"), tolerant=tolerant).batches)
+
+
+def test_cells_of_several_lines_are_read_where_their_quotes_are_closed(tmp_path):
+    long = f'"one\ntwo, ""three""\r\n{"x" * 200_000}"'  # longer than Python's own limit of a cell
+    table = written(tmp_path, "x.csv", f"a,c\n1,{long}\n2,y\n")
+    assert np.asarray(open_inputs(table, columns=("a",)).gather().x).tolist() == [[1], [2]]
+    texts = written(tmp_path, "y.csv", f"text,c\n{long},{long}\nred,y\n")
+    assert open_inputs(texts).gather().x == [long[1:-1].replace('""', '"'), "red"]
+
+
 def test_a_ragged_row_that_is_no_text_is_refused_in_one_sentence(tmp_path, capfd):
     path = written(tmp_path, "x.csv", b"a,b\n1,2\n\xe9\n3,4\n")
     with pytest.raises(ValueError, match="Row #2: Expected 2 columns, got 1"):

@@ -245,8 +245,19 @@ def test_answers_that_are_none_are_refused_by_the_monitor(tmp_path: Path):
     (tmp_path / "whole.csv").write_text(head + "".join(rows), "utf-8")
     (tmp_path / "broken.csv").write_text(head + "".join(row.replace(",a,", ',"a,', 1) for row in rows), "utf-8")
     assert sum(len(scores) for scores, *_ in read_answers(tmp_path / "whole.csv")) == 6
-    with pytest.raises(ValueError, match="which is no answer; is a quote not closed"):
+    with pytest.raises(ValueError, match=r"cannot be read as csv .* expected after"):
         list(read_answers(tmp_path / "broken.csv"))
+    (tmp_path / "other.csv").write_text(f"{head}{rows[0]}1,b,a,0.9,0.1\n", "utf-8")
+    with pytest.raises(ValueError, match="which is no answer; is a quote not closed"):
+        list(read_answers(tmp_path / "other.csv"))
+
+
+@pytest.mark.parametrize("more", ["", 'a,a,0.4,"0.7\n', "a,a,0.4,0.7\n"])
+def test_a_quote_in_the_last_column_hides_no_answers_from_the_monitor(tmp_path: Path, more: str):
+    rows = 'a,a,0.1,0.5\na,a,0.2,"0.6\na,a,0.3,0.6\n'
+    (tmp_path / "answers.csv").write_text(f"decision,label,outlier_score,p_value\n{rows}{more}", "utf-8")
+    with pytest.raises(ValueError, match="cannot be read as csv"):
+        list(read_answers(tmp_path / "answers.csv"))
 
 
 @pytest.mark.parametrize("row", ["a,a,0.3,a,a,0.2", "a,a", "unsure"])

@@ -1,6 +1,8 @@
 """What stands around the code says the same as the code: versions, checks, pages of the project."""
 
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,17 @@ def test_hooks_are_the_checks_of_make_test():
     assert [hook["entry"].replace(".venv/bin/", "") for hook in hooks] == commands("test")
     assert len({hook["id"] for hook in hooks}) == len(hooks)
     assert not any(hook["pass_filenames"] for hook in hooks)
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="there is no make")
+def test_an_installation_is_announced(tmp_path: Path):
+    """It takes minutes, and pip is quiet."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    command = ["make", "demo", "PYTHON=false"]  # with which no environment can be made
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode
+    assert "installing demur" in done.stdout.splitlines()[0]
 
 
 def test_the_workflow_runs_the_checks_everywhere():

@@ -9,15 +9,18 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from demur import checkpoint
 from demur.files import LOCK
@@ -257,6 +260,8 @@ def test_there_are_as_many_jobs_as_gpus_or_as_cores_for_their_threads(place: Pla
     cpu = replace(place, device="cpu")
     assert [most_jobs(replace(cpu, threads=threads)) for threads in (1, 3, 4, 8, 9)] == [8, 2, 2, 1, 1]
     assert [most_jobs(replace(place, device=device)) for device in ("cuda", "cuda:1")] == [3, 1]
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert most_jobs(cpu) == 1
 
 
 @by_signals
@@ -269,10 +274,35 @@ def test_several_processes_make_the_same_bytes_and_one_that_dies_stops_no_other(
     monkeypatch.setattr(grid, "SETTINGS", {"digits": lethal(grid.DIGITS)})
     (failure,) = run_cells(of(cells), place, nothing, partial(processes, jobs=2))
     assert failure.cell == cells[3]
-    assert "exit code -9" in failure.reason
+    assert "exit code -9; -9 is often for want of memory, so try fewer jobs" in failure.reason
+    log = folder_of(cells[3], place) / LOG
+    assert str(log) in failure.reason
+    assert log.read_text() == "its process ended with exit code -9\n"
     monkeypatch.undo()
     assert run_cells(of(cells), place, nothing, partial(processes, jobs=2)) == []
     assert bytes_of_predictions(place.runs) == bytes_of_predictions(alone.runs)
+
+
+@by_signals
+def test_a_process_works_on_until_it_dies_or_all_is_done(place: Place):
+    fits = [resolve(cell, place.store) for cell in quick("map", "vb")]
+    steps = [engine.Step(folder_name(fit), fit, (), ()) for fit in fits]
+    with processes(place, jobs=1) as crew:
+
+        def worker_of(step: engine.Step) -> SpawnProcess:
+            crew.start(step)
+            ((worker, _),) = crew.busy.values()
+            done, outcome = crew.next()
+            assert (done, outcome.failed) == (step, None)
+            return worker.process
+
+        first = worker_of(steps[0])
+        assert worker_of(steps[1]) is first
+        first.kill()
+        first.join()
+        last = worker_of(steps[0])
+        assert last.is_alive()
+    assert not last.is_alive()
 
 
 def hesitant(outputs: int) -> torch.nn.Module:
@@ -341,6 +371,7 @@ def test_packed_and_unpacked_predictions_are_the_same(place: Place, tmp_path: Pa
     run_cells(of(cells), place, nothing)
     files = pack(place.runs, tmp_path / "packs")
     assert len(files) > 1
+    assert all(len(load_file(file)) and file.stat().st_size <= results.SHARD for file in files)
     assert len(unpack(files, tmp_path / "elsewhere")) == 2
     for cell in cells:
         name = folder_of(cell, place).name
@@ -445,6 +476,15 @@ def test_two_who_want_the_same_cell_fit_it_once(place: Place, monkeypatch: pytes
     assert len(results_of(of([cell]), place)) == 1
 
 
+def test_posteriors_are_kept_unless_they_can_be_made_from_their_networks(place: Place):
+    plain, laplace = quick("map", "la")
+    for keep in (False, True):
+        at = replace(place, runs=place.runs / str(keep), keep_posteriors=keep)
+        assert run_cells(of([plain, laplace]), at, nothing) == []
+        assert [(folder_of(cell, at) / making.POSTERIOR).exists() for cell in (plain, laplace)] == [True, keep]
+    assert Place(place.runs, NOWHERE).keep_posteriors
+
+
 def test_seconds_before_a_stop_are_in_the_record(place: Place, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(making, "seconds_in", lambda path: 1_000.0)
     record = json.loads((run_cell(quick("map")[0], place) / "cell.json").read_text())
@@ -457,7 +497,10 @@ def test_a_cell_is_answered_whatever_further_inputs_others_asked_for(place: Plac
     assert engine.is_answered(cell, folder)
     run_cell(cell, place)
     assert len(json.loads((folder / "cell.json").read_text())["cells"]) == 1
-    assert not engine.is_answered(replace(cell, convention="published"), folder)
+    assert engine.is_answered(replace(cell, convention="published"), folder) is False
+    assert engine.is_answered(replace(cell, further=("shift",)), folder) is False
+    (folder / "cell.json").write_text("[]")
+    assert engine.is_answered(cell, folder) is False
 
 
 def test_the_record_says_how_it_was_made(place: Place):
@@ -470,6 +513,9 @@ def test_the_record_says_how_it_was_made(place: Place):
     assert {"torch", "python", "demur"} == set(record["versions"])
     assert {"commit": record["commit"], "source": record["source"]} == describe_code()
     assert len(record["source"]) == 64
+    assert record["tuning"]["chosen"] == record["prior_precision"]
+    assert record["trained_with"] == load_data(Data("digits", limit=200), NOWHERE, "cpu").trained_with
+    assert json.loads((run_cell(quick("map")[0], place) / "cell.json").read_text())["trained_with"] is None
 
 
 def test_the_record_holds_the_hashes_of_its_data(place: Place, monkeypatch: pytest.MonkeyPatch):
@@ -613,3 +659,50 @@ def test_the_time_left_goes_by_cells_of_the_method_before_those_of_the_task(plac
     other_seed = replace(done, seed=done.seed + 7)
     assert engine.seconds_left(of([done, of_another, other_seed]), place) == "about 1.0 minutes left"
     assert engine.seconds_left(of([done, of_another, waiting]), place) == "about 5.5 minutes left"
+
+
+def test_values_of_scores_are_kept_where_a_study_asks(place: Place):
+    """Beside what is there already, for every set, further ones included."""
+    cell = Cell("blobs", "map", epochs=1, limit=200, further=("plane",))
+    folder = run_cell(cell, place)
+    before = (folder / PREDICTIONS).read_bytes()
+    study = replace(of([cell]), scores=("energy", "knn"))
+    assert run_cells(study, place, nothing) == []
+    assert engine.is_answered(cell, folder, study.scores)
+    assert (folder / PREDICTIONS).read_bytes() == before
+    (result,) = results_of(study, place)
+    fit = resolve(cell, place.store)
+    network, task = making.read_or_fit(fit, place).network, load_data(fit.data, place.store, "cpu")
+    inputs = [task.testing.test.x, *task.testing.ood.values()]
+    for made, x in zip([result.test, *result.ood.values()], inputs, strict=True):
+        energy = -network(x).double().logsumexp(1).numpy(force=True)
+        np.testing.assert_allclose(made.scores["energy"], energy, rtol=1e-5, atol=1e-5)
+        assert made.scores["knn"].shape == energy.shape
+    assert {name for made in result.further["plane"].sets.values() for name in made.scores} == {"energy", "knn"}
+    (failure,) = run_cells(replace(study, scores=("none",)), place, nothing)
+    assert "score 'none' has no value for map: it needs a none class" in failure.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda tensors: tensors["test"].neg_(), "holds other values than were written"),
+        (lambda tensors: tensors.pop("test"), "has no values of test"),
+        (lambda tensors: tensors.update(test=tensors["test"][1:].clone()), "has no values of test"),
+        (lambda tensors: tensors.update(test=tensors["test"].float()), "has no values of test"),
+    ],
+)
+def test_scores_that_are_damaged_are_told(change: Callable, says: str, place: Place):
+    (cell,) = quick("map")
+    study = replace(of([cell]), scores=("energy",))
+    assert run_cells(study, place, nothing) == []
+    path, record = folder_of(cell, place) / "score-energy.safetensors", folder_of(cell, place) / "cell.json"
+    tensors = {name: value.clone() for name, value in load_file(path).items()}
+    change(tensors)
+    save_file(tensors, path)
+    if "other" not in says:
+        told = json.loads(record.read_text())
+        told["digests"][path.name] = digest(tensors)
+        record.write_text(json.dumps(told))
+    with pytest.warns(UserWarning, match=f"left out: .*energy.safetensors is damaged .it {says}"):
+        assert results_of(study, place) == []

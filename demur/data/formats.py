@@ -36,6 +36,7 @@ from PIL import Image, ImageOps
 from demur.data.decode import DAMAGE, FORMATS, MODES, convert_mode, is_deep
 from demur.data.pickled import ARRAY, read_pickled_dict
 from demur.errors import first_line
+from demur.files import check_quotes
 
 SPLITS = {"train": "train", "test": "test", "t10k": "test", "val": "validation", "dev": "validation", "extra": "extra"}
 IMAGES = {".png", ".webp", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"}
@@ -182,6 +183,8 @@ def read_csv(path: Path) -> Iterator[Part]:
         if all(name.isdecimal() for name in table.column_names):  # no header: the first line is data
             table = pa.csv.read_csv(path, pa.csv.ReadOptions(autogenerate_column_names=True), parse)
             table = table.rename_columns(["label", *table.column_names[1:]])
+    if any(pa.types.is_string(c.type) and pc.any(pc.match_substring(c, "\n")).as_py() for c in table.columns):
+        check_quotes(path.open("rb"), parse.delimiter, path)
     labels = np.array(table["label"].to_pylist()) if "label" in table.column_names else None
     if "text" in table.column_names:
         yield Part(split_named(path.name), texts=table["text"].to_pylist(), labels=labels)

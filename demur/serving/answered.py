@@ -16,7 +16,7 @@ def read_answers(path: Path, at_a_time: int = 4096) -> Iterator[Answered]:
     """Some answers at a time, in the order of the file; inputs that were invalid are left out."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            rows = csv.DictReader(file)
+            rows = csv.DictReader(file, strict=True)
             missing = [name for name in NEEDED if name not in (rows.fieldnames or ())]
             if missing:
                 raise ValueError(f"{path} has no column {missing[0]!r}; give a csv that demur predict wrote")

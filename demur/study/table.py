@@ -155,7 +155,7 @@ def _read(path: Path) -> pd.DataFrame:
         text = path.read_bytes().decode("utf-8")
         if not text.endswith("\n"):
             raise ValueError(f"{path} is cut off at its end; {REMEDY}")
-        head, *rows = csv.reader(StringIO(text, newline=""))
+        head, *rows = csv.reader(StringIO(text, newline=""), strict=True)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} cannot be read ({error}); {REMEDY}") from None
     for number, row in enumerate(rows, start=1):  # which pandas would fill up

@@ -35,6 +35,7 @@ from demur.classifier.readers.base import (
 from demur.classifier.readers.tables import as_cells, is_mixed, wrong_cells
 from demur.data.formats import reading
 from demur.errors import first_line
+from demur.files import check_quotes
 
 STDIN = Path("-")
 BLOCK, LONGEST = 2**20, 2**30  # bytes of a csv that are read at a time, and of its longest row
@@ -76,6 +77,10 @@ def open_csv(stream: io.BufferedReader, asked: Asked) -> Inputs:
     types = dict.fromkeys(taken, pa.binary() if asked.tolerant else plain)
     if labelled:
         types |= {label: pa.string()}
+    long = ["text"] if texts else []  # columns whose cells may have several lines
+    long += [name for name in header if name not in types]  # which are read for the sake of their quotes alone
+    types |= {name: pa.binary() for name in header if name not in types}
+    quotes_checked = False
     ragged: dict[int, str] = {}  # by number, rows that have another number of cells
 
     def skip(row: pa.csv.InvalidRow) -> str:
@@ -103,6 +108,10 @@ def open_csv(stream: io.BufferedReader, asked: Asked) -> Inputs:
 
     def batch_of(part: pa.RecordBatch, numbers: Sequence[int]) -> Batch:
         """The rows of these numbers, of which those that are ragged are not in `part`."""
+        nonlocal quotes_checked
+        if not quotes_checked and any(map(has_several_lines, part.select(long).columns)):
+            check_quotes(reopened(), delimiter, path, first=2)
+            quotes_checked = True
         names = [str(number) for number in numbers]
         wrong = {place: ragged[number] for place, number in enumerate(numbers) if number in ragged}
         places = [place for place in range(len(names)) if place not in wrong]
@@ -132,6 +141,10 @@ def open_csv(stream: io.BufferedReader, asked: Asked) -> Inputs:
         return Batch(names, rows.filter(right), y, wrong)
 
     return Inputs("texts" if texts else "tables", batches(), columns=() if texts else tuple(taken), mixed=bool(mixed))
+
+
+def has_several_lines(cells: pa.Array) -> bool:
+    return bool(pa.compute.any(pa.compute.match_substring_regex(cells, "[\r\n]")).as_py())
 
 
 def as_numbers(cells: pa.ChunkedArray, path: Path) -> pa.Array:
