@@ -1,6 +1,7 @@
 """Texts: questions by what they ask for, trained beside an encyclopaedia, then shown film reviews and captions.
 
-python examples/trec.py DATA    # the folder that `demur data get` fills
+python examples/trec.py DATA            # the folder that `demur data get` fills; on the features of a sentence encoder
+python examples/trec.py DATA scratch    # with a small network from scratch, which needs no further package
 """
 
 import sys
@@ -11,13 +12,15 @@ import numpy as np
 import demur
 
 
-def main(data: Path, epochs: int | None = None, tested: int = 2000) -> dict[str, float]:
+def main(
+    data: Path, backbone: str | None = "minilm", epochs: int | None = None, tested: int = 2000
+) -> dict[str, float]:
     store = demur.Store(data)
     questions, y = store.texts("trec", "train")
     articles, _ = store.texts("wikitext2", "train")
     outliers = pieces(articles, [len(question.split()) for question in questions])
 
-    model = demur.Classifier("la+nc", epochs=epochs).fit(questions, y, outliers)
+    model = demur.Classifier("la+nc", backbone=backbone, epochs=epochs).fit(questions, y, outliers)
     model.save("trec.demur")
 
     x_test, y_test = store.texts("trec", "test")
@@ -40,5 +43,5 @@ def pieces(articles: list[str], lengths: list[int], count: int = 20_000) -> list
 
 
 if __name__ == "__main__":
-    for name, value in main(Path(sys.argv[1])).items():
+    for name, value in main(Path(sys.argv[1]), None if "scratch" in sys.argv[2:] else "minilm").items():
         print(f"{name:>14} {100 * value:5.1f} %")

@@ -115,6 +115,17 @@ def test_fit_predict_evaluate(tmp_path, kind):
     assert "http" not in page.replace("http://www.w3.org", "")  # needs no network
 
 
+@pytest.mark.filterwarnings("ignore:the best prior precision", "ignore:every prior precision")
+def test_a_time_limit_counts_from_the_commands_beginning(tmp_path, monkeypatch):
+    """Reading takes time, too: here all that there was."""
+    (train, *_), _ = make_data("csv", tmp_path)
+    monkeypatch.setattr("demur.cli.models.perf_counter", lambda: time.perf_counter() - 100)
+    printed: list[str] = []
+    asked = ("--label", "kind", "--epochs", 500, "--time-limit", "100s")
+    assert called("fit", train, "-o", tmp_path / "model.demur", *asked, printed=printed) == (0, "")
+    assert " 1 epochs, " in printed[0]
+
+
 @pytest.mark.filterwarnings("always:sharpness alone tells")
 def test_outliers_that_sharpness_tells_are_said_to_be_so(tmp_path):
     (train, _, turned, noise), _ = make_data("images", tmp_path)

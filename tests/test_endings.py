@@ -12,7 +12,7 @@ import demur
 from demur.checkpoint import checkpointed
 from demur.classifier.augmentation import InTurn, Light, augmentation
 from demur.classifier.labels import balance_rows
-from demur.classifier.limits import Cost, parse_duration, watch_recipe
+from demur.classifier.limits import Cost, counted_from, end_of_limit, parse_duration, watch_recipe
 from demur.inference.base import networks_in
 from demur.likelihoods import plain
 from demur.networks import mlp
@@ -168,6 +168,8 @@ class Pace:
         stopped = SimpleNamespace(monotonic=lambda: self.now, perf_counter=lambda: self.now)
         monkeypatch.setattr("demur.watching.time", stopped)
         monkeypatch.setattr("demur.classifier.limits.time", stopped)
+        monkeypatch.setattr("demur.classifier.features.time", stopped)
+        monkeypatch.setattr("demur.classifier.frozen.time", stopped)
         monkeypatch.setattr("demur.classifier.estimator.perf_counter", lambda: self.now)
 
     def __deepcopy__(self, memo: dict) -> "Pace":
@@ -191,6 +193,77 @@ def test_a_limit_holds_what_comes_after_training_however_the_machine_slows_down(
     assert model.report_["laplace_over"] == "all"
     assert 70 < pace.now < 110
     assert model.report_["seconds"] == pace.now
+
+
+class Channels(torch.nn.Module):
+    """A frozen trunk: the mean of each colour."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((2, 3))
+
+
+def coloured(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Images of three classes, of which the last has two, and outliers behind them without a label."""
+    y = np.arange(count) % 2
+    y[[5, 6]] = 2
+    x = np.random.default_rng(seed).integers(0, 100, (count, 3, 8, 8), dtype=np.uint8)
+    for row, code in enumerate(y):
+        x[row, code] += 100
+    return x, y
+
+
+@pytest.mark.filterwarnings("ignore:the best prior precision", "ignore:every prior precision")
+def test_a_limit_holds_for_the_features_of_a_frozen_backbone(monkeypatch, tmp_path):
+    pace, trunk = Pace(monkeypatch, 0.1, 0.1), Channels()
+    trunk.register_forward_pre_hook(pace.spend)
+    backbone, (x, y), outliers = demur.Backbone.of(trunk, 8), coloured(600), coloured(400, 1)[0]
+    pace.now = 0.0
+    settings = {"backbone": backbone, "epochs": 5, "device": "cpu", "time_limit": 40}
+    with pytest.warns(
+        UserWarning, match=r"time for the features of 2\d% of the inputs and outliers, .* \(time_limit\)$"
+    ):
+        model = demur.Classifier(**settings).fit(x, y, outliers)
+    assert 25 < pace.now < 44
+    assert 100 < model.report_["trained"] < 250
+    assert model.report_["tuned"] + model.report_["calibrated"] == 60
+    assert model.classes_.tolist() == [0, 1, 2]
+    assert len(model.fitted_scores_) == 0
+    trained = []
+    for _ in range(4):  # with a cache the same again goes on
+        pace.now = 0.0
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            model = demur.Classifier(cache=tmp_path, balance=True, abstain_by="knn", **settings).fit(x, y, outliers)
+        assert pace.now < 44
+        trained.append(model.report_["trained"])
+    assert trained == sorted(trained)
+    assert trained[0] < trained[1] < trained[-1] == 540
+    assert not any("there is time" in str(each.message) for each in said)
+
+
+def test_long_computing_of_features_is_announced(monkeypatch, tmp_path):
+    pace, trunk = Pace(monkeypatch, 0.5, 0.5), Channels()
+    trunk.register_forward_pre_hook(pace.spend)
+    backbone, (x, y) = demur.Backbone.of(trunk, 8), coloured(600)
+    model = demur.Classifier("map", backbone=backbone, epochs=1, device="cpu")
+    expected = r"features of 5\d\d inputs will take about [45] minutes here; quicker: time_limit='5m', or fewer inputs"
+    monkeypatch.setattr("demur.classifier.frozen.LONG", 200.0)
+    with pytest.warns(UserWarning, match=expected + " and outliers; with cache=FOLDER"):
+        model.fit(x, y)
+    with pytest.warns(UserWarning, match=expected):
+        model.set_params(cache=tmp_path).fit(x, y)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the backbone's features")
+        model.fit(x, y)  # they are kept
+
+
+def test_a_commands_limit_counts_from_its_beginning(clock):
+    """Of ten seconds a command has taken six to start and to read."""
+    clock[0] = 6.0
+    with counted_from(0.0):
+        assert end_of_limit("10s", clock[0]) == 10.0
+    assert end_of_limit("10s", clock[0]) == 16.0
+    assert end_of_limit(None, clock[0]) is None
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,13 @@ def test_the_first_ten_minutes():
 
 
 @pytest.mark.filterwarnings("ignore:the best prior precision")
-@pytest.mark.parametrize(("name", "small"), [("fashion", {"count": 200}), ("trec", {})])
+@pytest.mark.parametrize(
+    ("name", "small"),
+    [("fashion", {"count": 200}), ("trec", {"backbone": None}), ("trec", {"backbone": "wordllama"})],
+)
 def test_the_examples_of_data_sets(name, small, data_root, tmp_path):
+    if small.get("backbone"):
+        pytest.importorskip(small["backbone"])
     store = tmp_path / "data"  # so that decoded images are kept there
     store.mkdir()
     for folder in data_root.iterdir():

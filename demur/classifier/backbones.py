@@ -132,10 +132,21 @@ def is_installed(name: str) -> bool:
     return all(importlib.util.find_spec(package) is not None for package in PACKAGES[name])
 
 
+def installed_backbone(kind: str) -> str | None:
+    """What a fit from scratch might start from instead."""
+    return next((name for name in INSTALLED.get(kind, ()) if is_installed(name)), None)
+
+
 def suggest_backbone(kind: str) -> str:
-    """What a fit from scratch might start from instead: a backbone that is installed, in words."""
-    names = [name for name in INSTALLED.get(kind, ()) if is_installed(name)]
-    return f"backbone={names[0]!r}, " if names else ""
+    """The same in words."""
+    name = installed_backbone(kind)
+    return "" if name is None else f"backbone={name!r}, "
+
+
+def suggest_quicker(backbone: Backbone) -> str:
+    """What gives features sooner than this backbone, in words."""
+    is_quickest = backbone.kind != "texts" or backbone.name == "wordllama"
+    return "" if is_quickest or not is_installed("wordllama") else "backbone='wordllama', "
 
 
 # the sources -------------------------------------------------------------------------------------------------------

@@ -3,7 +3,9 @@
 import re
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -36,6 +38,25 @@ def parse_duration(limit: float | str | None) -> float | None:
     if match is None or isinstance(limit, bool) or not (seconds := float(match[1]) * UNITS[match[2] or ""]) > 0:
         raise ValueError(f"time_limit {limit!r} is no duration; give seconds, or such as '90s', '10m' or '2h'")
     return seconds
+
+
+_begun: ContextVar[float | None] = ContextVar("begun", default=None)
+
+
+@contextmanager
+def counted_from(begun: float) -> Iterator[None]:
+    """Have time limits of fits inside the block count from then, by `time.perf_counter`: a command reads before it."""
+    token = _begun.set(begun)
+    try:
+        yield
+    finally:
+        _begun.reset(token)
+
+
+def end_of_limit(limit: float | str | None, started: float) -> float | None:
+    """When a fit that started then must be over; None where nothing limits it."""
+    seconds, begun = parse_duration(limit), _begun.get()
+    return None if seconds is None else seconds + (started if begun is None else begun)
 
 
 def is_quick(data: TrainingData) -> bool:

@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -89,6 +90,7 @@ def fit(
     data: Data = None,
 ) -> None:
     """Fit a classifier that abstains where it does not know, to your own data."""
+    begun = perf_counter()
     with join_processes():
         _check_new_model(out, checkpoint)
         continuing.check_continuing(context, before, reviewed, out)
@@ -100,7 +102,7 @@ def fit(
         from demur.classifier.backbones import resolve_backbone
         from demur.classifier.features import observe_features
         from demur.classifier.kinds import Images
-        from demur.classifier.limits import parse_duration
+        from demur.classifier.limits import counted_from, parse_duration
         from demur.classifier.readers import open_inputs, read_outliers
         from demur.distributed import is_first
         from demur.inference.base import networks_in
@@ -167,16 +169,19 @@ def fit(
                 "time_limit": time_limit,
                 "random_state": seed,
             }
-            frozen = old.encoder_ is not None if old is not None else pretrained is not None and tune == "head"
-            cache = features_folder() if frozen else None
+            uses_features = old.encoder_ is not None if old is not None else pretrained is not None
+            cache = features_folder() if uses_features else None
             classifier = (
                 Classifier(backbone=pretrained, tune=tune, cache=cache, device=place, **settings)
                 if old is None
                 else continuing.with_settings(old, context, settings).set_params(cache=cache)
             )
             title = f"{inputs.name} {method}"
-            with observe_features(
-                lambda done, total: describe(f"{title}: features {done:,}/{total:,}" if done < total else title)
+            with (
+                counted_from(begun),
+                observe_features(
+                    lambda done, total: describe(f"{title}: features {done:,}/{total:,}" if done < total else title)
+                ),
             ):
                 classifier.fit(x, y, shown)
             if is_first():
