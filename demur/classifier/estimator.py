@@ -26,15 +26,15 @@ from demur.classifier.fitting import (
     Plan,
     ShownOutliers,
     describe_prior,
-    encode_data,
     gather_outliers,
     measure_held_out,
     resolve_inference,
     resolve_recipe,
 )
+from demur.classifier.frozen import encode_data, start_tuned
 from demur.classifier.held_out import Rows, hash_fitted, split_rows, split_rows_again
 from demur.classifier.labels import balance_rows, encode_labels
-from demur.classifier.limits import curve_to_json, fit_within_limit, parse_duration, watch_recipe
+from demur.classifier.limits import curve_to_json, end_of_limit, fit_within_limit, seconds_until, watch_recipe
 from demur.classifier.parameters import check_parameters, device_of
 from demur.classifier.predictor import Predictor
 from demur.classifier.tables import find_gaps
@@ -163,7 +163,7 @@ class Classifier(Predictor, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """Fit this estimator, which is fresh, or have it continue the fitted model `previous`."""
         started = perf_counter()
         check_parameters(self.get_params(deep=False))
-        time_limit = parse_duration(self.time_limit)
+        ends = end_of_limit(self.time_limit, started)
         method = parse_method(self.method) if isinstance(self.method, str) else self.method
         kind = self._settle_kind(X, previous)
         inputs = self._validate(X, kind, fitting=previous is None)
@@ -174,18 +174,22 @@ class Classifier(Predictor, ClassifierMixin, BaseEstimator):  # type: ignore[mis
             train = kinds.take_rows(inputs, rows.train)
             self.preprocessing_ = self.backbone_.inputs if self.backbone_ else kinds.learn_preprocessing(train, kind)
         self.likelihood_ = method.likelihood(len(self.classes_))
-        data, shown = self._read(inputs, codes, rows, outliers, seed, previous)
+        data, shown = self._read(inputs, codes, rows, outliers, seed, previous, ends)
         frozen = self.encoder_ is not None
         training = data.training(augmentation(self.augment, kind, data.train.x.shape, frozen))
         plan = self._plan(method, training, data.num_trained, seed, previous)
-        training = training.to(device_of(self.device))
+        training, network = training.to(device_of(self.device)), plan.network
+        if previous is None and self.backbone_ and self.tune != "head" and not callable(self.network):
+            network = start_tuned(
+                self.backbone_, self.tune, self.likelihood_, training, seed, self.cache, seconds_until(ends)
+            )
         self.posterior_, curves = fit_within_limit(
             plan.inference,
-            plan.network,
+            network,
             self.likelihood_,
             training,
             plan.recipe,
-            seconds_left=None if time_limit is None else time_limit - (perf_counter() - started),
+            seconds_left=seconds_until(ends),
             num_predicted=data.num_held_out + (0 if plan.score.fit is None else len(data.train)),
             hint=suggest_backbone(kind) if self.backbone_ is None else "tune='head', " * (self.tune != "head"),
         )
@@ -225,7 +229,9 @@ class Classifier(Predictor, ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def _split(self, inputs: Any, codes: Tensor, seed: int, previous: "Classifier | None") -> Rows:
         """Rows to train, to tune and to calibrate with."""
         gaps = find_gaps(inputs) if isinstance(inputs, pd.DataFrame) else None
-        rows = split_rows(codes, self.validation, self.coverage, seed, self.by_class, gaps)
+        # a pretrained network learns from few inputs, so that more of them can set a limit that varies little
+        steady = self.backbone_ is not None and self.backbone_.head is None
+        rows = split_rows(codes, self.validation, self.coverage, seed, self.by_class, gaps, steady)
         if previous is not None:
             rows = split_rows_again(
                 previous,
@@ -241,9 +247,16 @@ class Classifier(Predictor, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return rows
 
     def _read(
-        self, inputs: Any, codes: Tensor, rows: Rows, outliers: Any, seed: int, previous: "Classifier | None"
+        self,
+        inputs: Any,
+        codes: Tensor,
+        rows: Rows,
+        outliers: Any,
+        seed: int,
+        previous: "Classifier | None",
+        ends: float | None,
     ) -> tuple[FitData, ShownOutliers]:
-        """In- and outliers as the network takes them, or as a frozen backbone's features."""
+        """In- and outliers as the network takes them, or as a frozen backbone's features, if need be in time."""
         trained_rows = balance_rows(rows.train, codes) if self.balance else rows.train
         train, tuning, calibration = (
             Split(self.preprocessing_.read(kinds.take_rows(inputs, part)), codes[part])
@@ -255,7 +268,10 @@ class Classifier(Predictor, ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.held_out_hashes_ = hash_fitted([train.x, shown.given], tuning.x, calibration.x, unseen, previous)
         data = FitData(train, tuning, calibration, shown.source, shown.unseen, trained_rows)
         if self.backbone_ and self.tune == "head":
-            self.encoder_, data = encode_data(data, self.backbone_, device_of(self.device), self.cache, self.encoder_)
+            device, left = device_of(self.device), seconds_until(ends)
+            self.encoder_, data = encode_data(
+                data, self.backbone_, device, self.cache, self.encoder_, seconds_left=left
+            )
         return data, replace(shown, source=data.outliers)
 
     def _plan(

@@ -2,6 +2,7 @@
 
 import hashlib
 import sqlite3
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -84,13 +85,32 @@ class Features:
         self._own = b"" if cache is None else bytes.fromhex(digest((repr(trunk), state_of(trunk))))
         # by type and shape of the inputs: the shape of their features; None where what was found is not right
         self._shapes: dict[tuple[Any, ...], torch.Size | None] = {}
+        self._hashed: dict[int, tuple[Tensor, list[bytes]]] = {}
+        self._computed, self._seconds = 0, 0.0
+
+    @property
+    def pace(self) -> float:
+        """Seconds for an input, of those that were computed so far."""
+        return self._seconds / max(1, self._computed)
+
+    def missing(self, x: Tensor) -> Tensor:
+        """The rows of the inputs that are yet to be computed."""
+        if self.cache is None or not len(x):
+            return torch.arange(len(x))
+        keys = self._keys(x)
+        with _open_cache(self.cache) as stored:
+            return torch.tensor([row for row, key in enumerate(keys) if not stored.has(key)], dtype=torch.long)
+
+    def _keys(self, x: Tensor) -> list[bytes]:
+        if id(x) not in self._hashed:
+            begun = hashlib.sha256(self._own + repr(_form(x)).encode())
+            self._hashed[id(x)] = x, [_hash_on(begun, row) for row in x.cpu()]  # x itself, or its id may be another's
+        return self._hashed[id(x)][1]
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.cache is None or not len(x):
             return self._compute(x, 0, len(x))
-        form = str(x.dtype), tuple(x.shape[1:])
-        begun = hashlib.sha256(self._own + repr(form).encode())
-        keys = [_hash_on(begun, row) for row in x.cpu()]
+        form, keys = _form(x), self._keys(x)
         with _open_cache(self.cache) as stored:
             sought = [] if self._shapes.get(form, ()) is None else dict.fromkeys(keys)
             features = {key: value for key in sought if (value := stored.read(key)) is not None}
@@ -114,7 +134,7 @@ class Features:
     @torch.inference_mode()
     def _compute(self, x: Tensor, done: int, total: int) -> Tensor:
         """In batches; whoever observes is told that they follow on `done` of `total` inputs."""
-        is_text = x.dtype == torch.long
+        begun, is_text = time.perf_counter(), x.dtype == torch.long
         # texts of about one length go together, or most of a batch would be padding
         order = (x != 0).sum(1).argsort() if is_text else torch.arange(len(x))
         trunk, parts = self.trunk.to(self.device), []
@@ -126,7 +146,13 @@ class Features:
         features = torch.cat(parts)[order.argsort()]
         if not features.isfinite().all():
             raise ValueError("the backbone gives NaN or infinite features of these inputs; choose another")
+        self._computed, self._seconds = self._computed + len(x), self._seconds + time.perf_counter() - begun
         return features.clone()  # outside of inference mode's reach
+
+
+def _form(x: Tensor) -> tuple[str, tuple[int, ...]]:
+    """Type and shape of the inputs."""
+    return str(x.dtype), tuple(x.shape[1:])
 
 
 def _hash_on(begun: "hashlib._Hash", row: Tensor) -> bytes:
@@ -161,6 +187,9 @@ def _open_cache(cache: Path) -> Iterator["_Stored"]:
 @dataclass(frozen=True)
 class _Stored:
     connection: sqlite3.Connection
+
+    def has(self, key: bytes) -> bool:
+        return self.connection.execute("select 1 from features where key = ?", (key,)).fetchone() is not None
 
     def read(self, key: bytes) -> Tensor | None:
         row = self.connection.execute("select value from features where key = ?", (key,)).fetchone()

@@ -4,16 +4,13 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from demur.classifier.backbones import Backbone
 from demur.classifier.decision import Decision
-from demur.classifier.features import Encoder, Features, Scaling
 from demur.classifier.held_out import FEWEST, Hashes, split_outliers
 from demur.inference import Inference, KroneckerLaplace, Laplace
 from demur.methods import Method
@@ -25,14 +22,13 @@ from demur.outliers.values import Given, Leaf, SpectrumMatched, Synthetic, build
 from demur.posterior import Posterior
 from demur.scores import Score
 from demur.streams import generator_for
-from demur.training_data import Augment, Fixed, OutlierSource, Recipe, Split, TrainingData
+from demur.training_data import Augment, OutlierSource, Recipe, Split, TrainingData
 
 if TYPE_CHECKING:
     from demur.classifier.estimator import Classifier
 
 NO_OUTLIERS = "none"
 MIDDLE = 64  # pixels of an image by which sharpness is told
-FEWEST_ENCODED = 2_000  # outliers that are worth encoding, however few inliers there are
 
 
 @dataclass(frozen=True)
@@ -133,33 +129,6 @@ def outliers_in(report: Mapping[str, Any]) -> tuple[int, list[Leaf]]:
     """How many outliers were given to the fit of this report, and what was shown: none where nothing was."""
     count, _, name = str(report.get("outliers", NO_OUTLIERS)).rpartition(" ")
     return int(count or 0), [] if name == NO_OUTLIERS else list(leaves(parse(name)))
-
-
-def encode_data(
-    data: FitData, backbone: Backbone, device: torch.device, cache: str | Path | None, encoder: Encoder | None
-) -> tuple[Encoder, FitData]:
-    """The data as a frozen backbone's features, scaled by those of the training inputs; of outliers no more than are
-    worth their time.
-
-    The head of an adopted network is trained already, and takes features as they are. A model that is continued has an
-    `encoder`.
-    """
-    trunk = backbone.trunk if encoder is None else encoder.trunk
-    compute = Features(trunk, device, None if cache is None else Path(cache))
-    train = compute(data.train.x)
-    width = train.shape[1]
-    if encoder is None:
-        scaling = Scaling.of(train) if backbone.head is None else Scaling((0.0,) * width, (1.0,) * width)
-        encoder = Encoder(trunk, scaling)
-    scale, outliers = encoder.scaling, data.outliers
-    if outliers is not None:
-        pool = outliers.epoch(generator_for("features"))
-        most = max(FEWEST_ENCODED, len(data.train))
-        chosen = torch.randperm(len(pool), generator=generator_for("features"))[:most]
-        outliers = Fixed(scale(compute(pool[chosen])))
-    tuning, calibration = (Split(scale(compute(split.x)), split.y) for split in (data.tuning, data.calibration))
-    unseen = None if data.unseen is None else scale(compute(data.unseen))
-    return encoder, FitData(Split(scale(train), data.train.y), tuning, calibration, outliers, unseen, data.rows)
 
 
 def resolve_recipe(model: "Classifier", count: int, seed: int) -> Recipe:

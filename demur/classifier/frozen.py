@@ -4,15 +4,16 @@ import math
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from demur.classifier.backbones import Backbone
+from demur.classifier.backbones import Backbone, suggest_quicker
 from demur.classifier.builders import builder
 from demur.classifier.features import BATCH, Encoder, Features, Scaling
+from demur.classifier.fitting import FitData
 from demur.classifier.heads import Started
 from demur.classifier.limits import LONG
 from demur.distributed import as_the_first_says
@@ -21,75 +22,61 @@ from demur.likelihoods import Likelihood
 from demur.posterior import Point
 from demur.streams import generator_for
 from demur.training import observed
-from demur.training_data import Fixed, OutlierSource, Split, TrainingData
+from demur.training_data import Fixed, Split, TrainingData
 
-FEWEST = 2_000  # outliers that are worth computing, however few inliers there are
+FEWEST_ENCODED = 2_000  # outliers that are worth encoding, however few inliers there are
 SHARE = 0.75  # of what is left of a time limit, the fraction that features may take
 TO_START = 1_000  # inliers, and as many outliers, that a head is trained with before the backbone is tuned
 SHARE_TO_START = 0.1  # of what is left of a time limit
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """What a fit sees of its inputs through a frozen backbone; `rows` are those of the first split that it sees."""
-
-    encoder: Encoder
-    splits: list[Split]
-    source: OutlierSource | None
-    unseen: Tensor | None
-    rows: Tensor
-
-
-def as_features(
+def encode_data(
+    data: FitData,
     backbone: Backbone,
-    splits: Sequence[Split],
-    source: OutlierSource | None,
-    unseen: Tensor | None,
     device: torch.device,
     cache: str | Path | None,
-    encoder: Encoder | None = None,
+    encoder: Encoder | None,
     *,
     seconds_left: float | None = None,
-    hint: str = "",
-) -> Encoded:
-    """What a fit sees as features, scaled by the first of the splits; of outliers no more than are worth their time.
+) -> tuple[Encoder, FitData]:
+    """The data as a frozen backbone's features, scaled by those of the training inputs; of outliers no more than are
+    worth their time.
 
-    The head of an adopted network is trained already, and takes them as they are. A network that was fitted to what
-    an `encoder` gives goes on with that. Where `seconds_left` are too few for all, some of the inputs to train with, of
-    the outliers and of the unseen ones are left out, but none of the other splits. Without such a limit, what will take
-    long is announced, with a `hint` at what is quicker.
+    The head of an adopted network is trained already, and takes features as they are. A model that is continued has an
+    `encoder`. Where `seconds_left` are too few for all, some of the training inputs and of the outliers are left out.
     """
     begun = time.perf_counter()
     trunk = backbone.trunk if encoder is None else encoder.trunk
     compute = Features(trunk, device, None if cache is None else Path(cache))
-    held_out = [Split(compute(split.x), split.y) for split in splits[1:]]
-    pool = splits[0].x[:0]
-    if source is not None:
-        pool = source.epoch(generator_for("features"))
-        some = torch.randperm(len(pool), generator=generator_for("features"))[: max(FEWEST, len(splits[0]))]
-        pool = pool[some]
-    to_train, to_measure = splits[0].x, splits[0].x[:0] if unseen is None else unseen
-    order = _one_of_each_first(splits[0].y)
-    orders = order, torch.arange(len(pool)), torch.arange(len(to_measure))
+    held_out = [Split(compute(split.x), split.y) for split in (data.tuning, data.calibration)]
+    train = data.train.x
+    pool, unseen = train[:0], train[:0] if data.unseen is None else data.unseen
+    if data.outliers is not None:
+        pool = data.outliers.epoch(generator_for("features"))
+        most = max(FEWEST_ENCODED, len(data.train))
+        pool = pool[torch.randperm(len(pool), generator=generator_for("features"))[:most]]
+    order = _one_of_each_first(data.train.y)
+    orders = order, torch.arange(len(pool)), torch.arange(len(unseen))
     left = None if seconds_left is None else seconds_left - (time.perf_counter() - begun)
-    share = _share_in_time(compute, list(zip((to_train, pool, to_measure), orders, strict=True)), left, hint)
+    share = _share_in_time(
+        compute, list(zip((train, pool, unseen), orders, strict=True)), left, suggest_quicker(backbone)
+    )
     rows = torch.arange(len(order))
     if share < 1:
-        counts = [max(BATCH, len(splits[0].y.unique()), math.floor(share * len(each))) for each in orders]
+        counts = [max(BATCH, len(data.train.y.unique()), math.floor(share * len(each))) for each in orders]
         rows = order[: counts[0]].sort().values
-        to_train, pool, to_measure = to_train[rows], pool[: counts[1]], to_measure[: counts[2]]
-    first = compute(to_train)
+        train, pool, unseen = train[rows], pool[: counts[1]], unseen[: counts[2]]
+    first = compute(train)
     if encoder is None:
         width = first.shape[1]
         scaling = Scaling.of(first) if backbone.head is None else Scaling((0.0,) * width, (1.0,) * width)
-        encoder = Encoder(backbone.trunk, scaling)
-    return Encoded(
-        encoder,
-        [Split(encoder.scaling(split.x), split.y) for split in (Split(first, splits[0].y[rows]), *held_out)],
-        None if source is None else Fixed(encoder.scaling(compute(pool))),
-        None if unseen is None else encoder.scaling(compute(to_measure)),
-        rows,
-    )
+        encoder = Encoder(trunk, scaling)
+    scale = encoder.scaling
+    tuning, calibration = (Split(scale(split.x), split.y) for split in held_out)
+    outliers = None if data.outliers is None else Fixed(scale(compute(pool)))
+    measured = None if data.unseen is None else scale(compute(unseen))
+    trained = Split(scale(first), data.train.y[rows])
+    return encoder, FitData(trained, tuning, calibration, outliers, measured, data.rows[rows])
 
 
 def _one_of_each_first(y: Tensor) -> Tensor:

@@ -43,7 +43,13 @@ class Rows(NamedTuple):
 
 
 def split_rows(
-    labels: Tensor, fraction: float, coverage: float, seed: int, by_class: bool = False, gaps: Tensor | None = None
+    labels: Tensor,
+    fraction: float,
+    coverage: float,
+    seed: int,
+    by_class: bool = False,
+    gaps: Tensor | None = None,
+    steady: bool = False,
 ) -> Rows:
     """A random split. At least one row of each class is trained with.
 
@@ -62,7 +68,7 @@ def split_rows(
     # answers are not spread evenly over the classes, so half as many again
     least = math.ceil(1.5 * len(classes) * least_count(coverage)) if by_class else least_count(coverage)
     calibration = min(max(each, least), count // 3)
-    if gaps is not None:
+    if gaps is not None or steady:
         calibration = max(calibration, min(STEADY * least, count // 5))
     tuning = min(max(each, min(TUNING, count // 10)), count // 3)
     held_out = order[free][: tuning + calibration]

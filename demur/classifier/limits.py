@@ -59,6 +59,10 @@ def end_of_limit(limit: float | str | None, started: float) -> float | None:
     return None if seconds is None else seconds + (started if begun is None else begun)
 
 
+def seconds_until(ends: float | None) -> float | None:
+    return None if ends is None else ends - time.perf_counter()
+
+
 def is_quick(data: TrainingData) -> bool:
     """Tables, and features, are learned in seconds."""
     return data.train.x.dim() == 2 and data.train.x.is_floating_point()
