@@ -186,7 +186,7 @@ def trial(precision: float, losses: list[float]) -> Trial:
 def test_a_prior_that_few_inputs_cannot_decide_on_is_told_with_figures(recwarn: pytest.WarningsRecorder):
     chosen, left = trial(1e4, [0.1, 0.3, 0.1, 0.3]), trial(1e3, [0.3, 0.2, 0.3, 0.4])  # + 0.1 +- 0.071
     with pytest.warns(
-        UserWarning, match=r"^4 validation inputs are few.* 10000 is taken and 1000 is not, .* by \+0.1 \+- 0.071"
+        UserWarning, match=r"^4 validation inputs are too few.* 10000 is taken and 1000 is not, .* by \+0.1 \+- 0.071"
     ):
         PriorSearch()._warn_of_noise([chosen, left], chosen)
     PriorSearch()._warn_of_noise([chosen, trial(1e3, [0.2, 0.4, 0.2, 0.4])], chosen)  # worse for each: no doubt

@@ -130,9 +130,10 @@ class PriorSearch:
         error = float(worse.std()) / math.sqrt(count) if count > 1 else math.inf
         if float(worse.mean()) < 2 * error:
             warnings.warn(
-                f"{count} validation inputs are few to tune Laplace's prior with: precision {chosen.precision:g} is "
-                f"taken and {later[0].precision:g} is not, whose NLL differs by {float(worse.mean()):+.2g} "
-                f"+- {error:.2g} and whose accuracy by {later[0].accuracy - chosen.accuracy:+.2f}; give more data, a "
-                "larger validation fraction, or Laplace(prior_precision=...)",
+                f"{count} validation input{'s are' if count > 1 else ' is'} too few to tune Laplace's prior with: "
+                f"precision {chosen.precision:g} is taken and {later[0].precision:g} is not, whose NLL differs by "
+                f"{float(worse.mean()):+.2g} +- {error:.2g} and whose accuracy by "
+                f"{later[0].accuracy - chosen.accuracy:+.2f}; give more data, a larger validation fraction, or "
+                "Laplace(prior_precision=...)",
                 stacklevel=5,
             )
