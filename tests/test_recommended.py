@@ -190,7 +190,7 @@ def test_a_task_alone_may_choose_another():
     }
     assert choice(cells) == for_all
     text = better(cells)
-    assert "By the same rule for each task alone" in text
+    assert "The same rule for each task alone" in text
     assert "| cifar10 | `map+nc` with the score `max_prob`, trained with the usual outliers | 90.0 ±3.0 |" in text
     assert "for each task alone" not in "\n".join(
         better(planted(lambda candidate, task: 0.1 + 0.8 * (candidate != for_all)))

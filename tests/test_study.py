@@ -277,7 +277,8 @@ def test_several_processes_make_the_same_bytes_and_one_that_dies_stops_no_other(
     assert "exit code -9; -9 is often for want of memory, so try fewer jobs" in failure.reason
     log = folder_of(cells[3], place) / LOG
     assert str(log) in failure.reason
-    assert log.read_text() == "its process ended with exit code -9\n"
+    part, said = log.read_text().split(" failed:\n")
+    assert said == (place.runs / part / LOG).read_text() == "its process ended with exit code -9\n"
     monkeypatch.undo()
     assert run_cells(of(cells), place, nothing, partial(processes, jobs=2)) == []
     assert bytes_of_predictions(place.runs) == bytes_of_predictions(alone.runs)
