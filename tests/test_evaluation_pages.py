@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import binom
 from sklearn.metrics import (
     accuracy_score,
     average_precision_score,
@@ -365,5 +366,10 @@ def test_the_words_above_the_tables(place, answers):
     one = answers[MODELS[0]].model
     page = " ".join(re.sub(r"<[^>]+>", " ", (place / f"{MODELS[0]}.d" / "index.html").read_text("utf-8")).split())
     assert f"scores above {one.decision_.accept[0]:.4g} by none_share (the probability of no class, as a" in page
-    assert f"accepts 80.0 % of inliers like the {one.report_['calibrated']:,} that" in page
+    known = one.report_["calibrated"]
+    assert f"accepts 80.0 % of inliers like the {known:,} that" in page
+    assert (
+        f"With {known:,} that calibrated, one model may well be {200 * binom.std(known, 0.9) / known:.1f} points off"
+        in page
+    )
     assert "163 inliers" in re.sub(r"<[^>]+>", " ", (place / "both.d" / "index.html").read_text("utf-8"))
