@@ -53,7 +53,7 @@ def test_an_installation_is_announced(tmp_path: Path):
     """It takes minutes, and pip is quiet."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
-    command = ["make", "demo", "PYTHON=false"]  # with which no environment can be made
+    command = ["make", "--no-print-directory", "demo", "PYTHON=false"]  # with which no environment can be made
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode
     assert "installing demur" in done.stdout.splitlines()[0]
