@@ -236,3 +236,10 @@ def test_more_inliers_than_are_kept_neither_contradict_the_limits_nor_depend_on_
     for level in (0.05, 0.2, 0.5):
         assert abs((p_values <= level).mean() - level) < 0.015
     assert all(len(group) <= 10_000 for group in calibration.scores)
+
+
+@pytest.mark.parametrize("level", [-0.5, 0, 1, 1.5])
+def test_a_level_that_is_no_probability_is_refused(level):
+    prediction = Prediction(torch.full((3, 2), 0.5), None, torch.zeros(3))
+    with pytest.raises(ValueError, match=r"is not a number between 0 and 1; it is a probability, as 0\.9"):
+        Calibration(((0.1,),), ((0.1,), (0.2,))).label_sets(prediction, level, False)

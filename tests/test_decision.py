@@ -14,6 +14,7 @@ from demur.classifier.decision import (
     conformal_quantile,
     default_score,
     least_count,
+    post_hoc,
     score_of,
     turning_point,
 )
@@ -242,3 +243,25 @@ def test_limits_in_the_wrong_order_are_refused():
         Decision("none_share", (0.2,), (0.1,), 0.95, 99)
     with pytest.raises(ValueError, match="must be as many"):
         Decision("none_share", (0.2, 0.3), (0.5,), 0.95, 99)
+
+
+def test_an_input_exactly_at_a_limit_is_on_its_lower_side():
+    answers = Decision("none", (0.25,), (0.75,), 0.95, 99).answers(scored([0.25, 0.5, 0.75, 0.875]), CLASSES)
+    assert answers.tolist() == ["a", "unsure", "unsure", "unknown"]
+
+
+def test_scores_that_learn_are_told_from_those_that_can_be_computed_with_any_model():
+    assert post_hoc("energy").name == "energy"
+    with pytest.raises(ValueError, match="'knn' learns from training inputs"):
+        post_hoc("knn")
+
+
+def test_too_few_inliers_to_call_anything_unknown_are_told_of_with_how_many_it_takes():
+    by_logit = Prediction(
+        torch.full((40, 2), 0.5), None, torch.zeros(40), scores={"max_logit": np.arange(40, dtype=float)}
+    )
+    with pytest.warns(
+        UserWarning, match=r"^nothing will be 'unknown'.* 49 inliers are needed to set one; there are 40$"
+    ):
+        decision = calibrate_decision(by_logit, "max_logit", 0.9)
+    assert decision.unknown == (None,)
