@@ -54,8 +54,8 @@ def split_rows(
     """A random split. At least one row of each class is trained with.
 
     `gaps`, (N, columns), are the empty cells of a table. One row with a gap in each column that has any is trained with
-    as well: a gap that only calibration rows have would look like an outlier's, and set the limit. For the same reason
-    more rows calibrate, a fifth at most, so that the limit is not the score of the oddest.
+    as well: a gap that only calibration rows have would look like an outlier's, and set the limit. There, and where the
+    split is to be `steady`, more rows calibrate, a fifth at most, so that the limit is not the score of the oddest.
     """
     count, classes = len(labels), labels.unique()
     order = torch.randperm(count, generator=generator_for("held out", seed))
