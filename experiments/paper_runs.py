@@ -6,8 +6,9 @@
 
 What results/ already has of a cell, by the folder that it would have, is not made again.
 
-Cells are made one after another in this process, so that their seconds compare. When an item is done, a process beside
-packs what is new (RUNS/../packs) and adds it to the stored results (RUNS/../report), while the next one trains.
+Cells are made one after another in this process, so that their seconds compare; with `--jobs 2` two at a time. When an
+item is done, a process beside packs what is new (RUNS/../packs) and adds it to the stored results (RUNS/../report),
+while the next one trains.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -28,9 +30,10 @@ from demur.paper.counts import with_counts
 from demur.paper.further import FURTHER
 from demur.paper.grid import PAPER_ROWS, SOPHISTICATED, select
 from demur.study.cells import Place, parts_of
-from demur.study.engine import plan, run_cells
+from demur.study.engine import one_by_one, plan, run_cells
 from demur.study.fits import Fit, folder_name
 from demur.study.grid import Cell, Study
+from demur.study.processes import processes
 from demur.tasks import Store
 from experiments.smoothing import grid as smoothing
 
@@ -163,9 +166,11 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--dry-run", action="store_true")
     given = parser.parse_args()
-    place = Place(given.runs, Store(given.data), given.device, jobs=1)
+    place = Place(given.runs, Store(given.data), given.device, jobs=given.jobs)
+    engine = one_by_one if given.jobs == 1 else partial(processes, jobs=given.jobs)
     known = items()
     if wrong := [number for number in given.items if not 1 <= number <= len(known)]:
         parser.error(f"there is no item {wrong[0]}; they are 1 to {len(known)}")
@@ -179,7 +184,7 @@ def main() -> None:
         if given.dry_run:
             continue
         began = time.perf_counter()
-        for failure in run_cells(study, place, told):
+        for failure in run_cells(study, place, told, engine):
             print(f"  failed: {failure.cell.task} {failure.cell.method}: {failure.reason}", file=sys.stderr)
         print(f"  {(time.perf_counter() - began) / 60:.1f} min", flush=True)
         if following is not None:

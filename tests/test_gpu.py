@@ -5,6 +5,7 @@ Bits are compared with cuDNN held to one way of computing a convolution; which w
 """
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from demur import checkpoint, graphs, training
+from demur import checkpoint, fused, graphs, training
 from demur.checkpoint import checkpointed
 from demur.graphs import Recorded
 from demur.inference import MAP, CyclicalSGHMC, Ensemble, Flipout, Inference, VariationalBayes, together
@@ -124,6 +125,67 @@ def test_a_network_with_batch_norm_and_dropout_is_recorded_as_it_is_plain(record
     monkeypatch.setattr(graphs, "needs_host", never_recorded)
     for a, b in zip(state(by_graph), state(MAP().fit(network, none_class(3), task.training, recipe)), strict=True):
         assert torch.equal(a, b)
+
+
+# kernels -----------------------------------------------------------------------------------------------------------
+
+
+def ours_and_torchs(x: Tensor, dropout: float) -> tuple[list[Tensor], list[Tensor]]:
+    """Values, gradients and running statistics after one step: by the kernels, and by torch in float64."""
+    norm = nn.BatchNorm2d(x.shape[1]).cuda()
+    with torch.no_grad():
+        for value in (norm.weight, norm.bias, norm.running_mean):
+            value.normal_()  # type: ignore[union-attr]
+    exact = deepcopy(norm).double()
+    ours, theirs = x.clone().requires_grad_(), x.double().requires_grad_()
+    weights, beside = torch.randn_like(x), torch.randn_like(x)
+    assert fused.fits(ours, norm)
+    y, again = fused.norm_relu(ours, norm, dropout)
+    ((y * weights).sum() + (again * beside).sum()).backward()
+    rectified = exact(theirs).relu()
+    kept = (y != 0).double() / (1 - dropout) if dropout else 1.0
+    ((rectified * kept * weights).sum() + (theirs * beside).sum()).backward()
+    assert norm.num_batches_tracked == 1
+    if dropout:
+        share = float((y != 0)[rectified > 0].double().mean())
+        assert share == pytest.approx(
+            1 - dropout, abs=4 * (dropout * (1 - dropout) / int((rectified > 0).sum())) ** 0.5
+        )
+    found = []
+    for its_norm, its_x, its_y in ((norm, ours, y), (exact, theirs, rectified * kept)):
+        gradients = [its_x.grad, its_norm.weight.grad, its_norm.bias.grad]
+        found.append([its_y, *gradients, its_norm.running_mean, its_norm.running_var])
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("shape", [(64, 64, 16, 16), (7, 5, 3, 9), (256, 256, 8, 8), (2, 16, 1, 1)])
+@pytest.mark.parametrize(("kind", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_batch_norm_by_kernels_is_torchs(kind, tolerance, shape, dropout):
+    torch.manual_seed(0)
+    x = (3 + 2 * torch.randn(shape, device="cuda")).to(kind).contiguous(memory_format=torch.channels_last)
+    for ours, theirs in zip(*ours_and_torchs(x, dropout), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=tolerance * float(theirs.abs().max()))
+
+
+def test_predictions_by_kernels_are_torchs():
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(20).cuda().eval()
+    with torch.no_grad():
+        for value in (norm.weight, norm.bias, norm.running_mean):
+            value.normal_()  # type: ignore[union-attr]
+        x = torch.randn(9, 20, 5, 7, device="cuda").contiguous(memory_format=torch.channels_last)
+        x[0, 0] = float("nan")
+        assert fused.fits(x, norm)
+        torch.testing.assert_close(fused.norm_relu(x, norm)[0], norm(x).relu(), equal_nan=True)
+
+
+def test_where_gradients_are_asked_for_in_eval_mode_the_norm_is_torchs():
+    norm = nn.BatchNorm2d(4).cuda().eval()
+    x = torch.randn(2, 4, 3, 3, device="cuda").contiguous(memory_format=torch.channels_last)
+    assert not fused.fits(x, norm)
+    fused.norm_relu(x, norm)[0].sum().backward()
+    assert norm.bias.grad is not None
 
 
 # bfloat16 ----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import demur
 
 PACKAGE = Path(demur.__file__).parent
 LEVELS = (
-    ("names", "streams", "errors", "files", "provenance", "distributed"),
+    ("names", "streams", "errors", "files", "provenance", "distributed", "kernels", "fused"),
     ("checkpoint", "likelihoods", "networks", "posterior", "metrics", "feature_scores", "graphs", "training_data"),
     ("scores",),
     ("watching",),
@@ -133,7 +133,7 @@ def imported(name, importer=None, *others, known=builtins.__import__):
 builtins.__import__ = imported
 import demur
 for module in pkgutil.walk_packages(demur.__path__, "demur."):
-    if module.name != "demur.__main__":
+    if module.name not in ("demur.__main__", "demur.kernels"):  # the latter is for Triton
         importlib.import_module(module.name)
 from pathlib import Path
 from demur.files import locked
