@@ -1,8 +1,9 @@
-"""Batch norm, ReLU and dropout in the fewest passes over memory, for a GPU that has Triton; torch's own elsewhere.
+"""Batch norm, ReLU and dropout in the fewest passes over memory, on a GPU where Triton works; torch's own elsewhere.
 
 Values lie channels last: (N, C, H, W) is a matrix of N H W rows and C columns, and a norm is what a column needs.
 """
 
+import logging
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+logger = logging.getLogger(__name__)
 
 TILE = 4096  # values that a program of the GPU holds at a time
 PROGRAMS = 528  # that share the rows of a sum: four a multiprocessor of an H100
@@ -27,13 +30,14 @@ def norm_relu(x: Tensor, norm: nn.BatchNorm2d, dropout: float = 0.0) -> tuple[Te
     assert mean is not None
     assert variance is not None
     assert count is not None
-    if not norm.training:
-        scale = norm.weight * torch.rsqrt(variance + norm.eps)
-        return rectified(x, scale, norm.bias - mean * scale, None, 0.0), x
-    count.add_(1)
-    given = norm.weight, norm.bias, mean, variance, norm.eps, norm.momentum, dropout
-    found: tuple[Tensor, Tensor] = NormRelu.apply(x, *given)  # type: ignore[no-untyped-call]
-    return found
+    with torch.cuda.device(x.device):  # Triton would take the current one
+        if not norm.training:
+            scale = norm.weight * torch.rsqrt(variance + norm.eps)
+            return rectified(x, scale, norm.bias - mean * scale, None, 0.0), x
+        count.add_(1)
+        given = norm.weight, norm.bias, mean, variance, norm.eps, norm.momentum, dropout
+        found: tuple[Tensor, Tensor] = NormRelu.apply(x, *given)  # type: ignore[no-untyped-call]
+        return found
 
 
 def fits(x: Tensor, norm: nn.BatchNorm2d) -> bool:
@@ -42,16 +46,28 @@ def fits(x: Tensor, norm: nn.BatchNorm2d) -> bool:
     return (
         x.is_cuda
         and ordinary
+        and norm.weight.dtype == torch.float32
+        and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and (norm.training or not torch.is_grad_enabled())
         and not torch.compiler.is_compiling()
         and x.is_contiguous(memory_format=torch.channels_last)
-        and has_triton()
+        and x.numel() > 0
+        and usable()
     )
 
 
 @lru_cache
-def has_triton() -> bool:
-    return find_spec("triton") is not None
+def usable() -> bool:
+    """Whether a kernel can be run: that takes Triton, a compiler of C, and a folder to keep what was compiled."""
+    if not torch.cuda.is_available() or find_spec("triton") is None:
+        return False
+    try:
+        few = torch.ones(1, 2, 1, 1, device="cuda")
+        rectified(few, few.flatten(), few.flatten(), None, 0.0)
+    except Exception as reason:  # Triton raises whatever its tools do
+        logger.info("Triton does not work here (%s); batch norms take more passes", reason)
+        return False
+    return True
 
 
 class NormRelu(torch.autograd.Function):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from demur.fused import has_triton, norm_relu
+from demur.fused import norm_relu, usable
 
 Network = Callable[[int], nn.Module]
 CONVOLUTIONS = torch.channels_last  # this layout of their weights makes them up to twice as fast, on CPU and GPU alike
@@ -114,7 +114,7 @@ class PreActivationBlock(nn.Module):
     @property
     def has_kernels(self) -> bool:
         """Whether compiling would gain nothing; it does where layers were put around the convolutions."""
-        return has_triton() and type(self.conv1) is nn.Conv2d
+        return usable() and type(self.conv1) is nn.Conv2d
 
     def forward(self, x: Tensor) -> Tensor:
         h, x = norm_relu(x, self.norm1)
