@@ -22,11 +22,9 @@ WORTH_COMPILING = 20_000  # steps; it takes some 20 s, and then saves up to a mi
 
 def can_compile(model: nn.Module) -> bool:
     """Whether torch.compile has its tools, and the model is of a kind that gains from it."""
-    gains = not any(
-        isinstance(module, nn.RNNBase) or getattr(module, "has_kernels", False) for module in model.modules()
-    )
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     compiler = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
-    return gains and compiler is not None and find_spec("triton") is not None
+    return not recurrent and compiler is not None and find_spec("triton") is not None
 
 
 def compiled(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from demur.fused import norm_relu, usable
+from demur.fused import norm_relu
 
 Network = Callable[[int], nn.Module]
 CONVOLUTIONS = torch.channels_last  # this layout of their weights makes them up to twice as fast, on CPU and GPU alike
@@ -111,16 +111,11 @@ class PreActivationBlock(nn.Module):
         self.conv2 = nn.Conv2d(fan_out, fan_out, 3, 1, 1, bias=False)
         self.shortcut = None if fan_in == fan_out and stride == 1 else nn.Conv2d(fan_in, fan_out, 1, stride, bias=False)
 
-    @property
-    def has_kernels(self) -> bool:
-        """Whether compiling would gain nothing; it does where layers were put around the convolutions."""
-        return usable() and type(self.conv1) is nn.Conv2d
-
     def forward(self, x: Tensor) -> Tensor:
-        h, x = norm_relu(x, self.norm1)
+        h = norm_relu(x, self.norm1)
         beside = x if self.shortcut is None else self.shortcut(h)
-        h, _ = norm_relu(self.conv1(h), self.norm2, self.dropout.p)
-        return self.conv2(h).add_(beside)  # in place: less memory, and less of it moved
+        h = norm_relu(self.conv1(h), self.norm2)
+        return self.conv2(self.dropout(h)).add_(beside)  # in place: less memory, and less of it moved
 
 
 def wide_resnet(
@@ -159,7 +154,7 @@ class ResidualBlock(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(fan_in, fan_out, 1, stride, bias=False), nn.BatchNorm2d(fan_out))
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.norm2(self.conv2(norm_relu(self.conv1(x), self.norm1)[0]))
+        h = self.norm2(self.conv2(norm_relu(self.conv1(x), self.norm1)))
         return F.relu(h + self.shortcut(x))
 
 

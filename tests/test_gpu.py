@@ -130,58 +130,34 @@ def test_a_network_with_batch_norm_and_dropout_is_recorded_as_it_is_plain(record
 # kernels -----------------------------------------------------------------------------------------------------------
 
 
-def ours_and_torchs(x: Tensor, dropout: float) -> tuple[list[Tensor], list[Tensor]]:
-    """Values, gradients and running statistics after one step: by the kernels, and by torch in float64."""
-    norm = nn.BatchNorm2d(x.shape[1]).cuda()
+def set_norm(channels: int) -> nn.BatchNorm2d:
+    norm = nn.BatchNorm2d(channels).cuda().eval()
     with torch.no_grad():
         for value in (norm.weight, norm.bias, norm.running_mean):
             value.normal_()  # type: ignore[union-attr]
-    exact = deepcopy(norm).double()
-    ours, theirs = x.clone().requires_grad_(), x.double().requires_grad_()
-    weights, beside = torch.randn_like(x), torch.randn_like(x)
-    assert fused.fits(ours, norm)
-    y, again = fused.norm_relu(ours, norm, dropout)
-    ((y * weights).sum() + (again * beside).sum()).backward()
-    rectified = exact(theirs).relu()
-    kept = (y != 0).double() / (1 - dropout) if dropout else 1.0
-    ((rectified * kept * weights).sum() + (theirs * beside).sum()).backward()
-    assert norm.num_batches_tracked == 1
-    if dropout:
-        share = float((y != 0)[rectified > 0].double().mean())
-        assert share == pytest.approx(
-            1 - dropout, abs=4 * (dropout * (1 - dropout) / int((rectified > 0).sum())) ** 0.5
-        )
-    found = []
-    for its_norm, its_x, its_y in ((norm, ours, y), (exact, theirs, rectified * kept)):
-        gradients = [its_x.grad, its_norm.weight.grad, its_norm.bias.grad]
-        found.append([its_y, *gradients, its_norm.running_mean, its_norm.running_var])
-    return found[0], found[1]
+        norm.running_var.uniform_(0.1, 3)  # type: ignore[union-attr]
+    return norm
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("shape", [(64, 64, 16, 16), (7, 5, 3, 9), (256, 256, 8, 8), (2, 16, 1, 1)])
-@pytest.mark.parametrize(("kind", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
-def test_batch_norm_by_kernels_is_torchs(kind, tolerance, shape, dropout):
+@pytest.mark.parametrize(("kind", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2), (torch.float16, 1e-3)])
+def test_batch_norm_and_relu_by_the_kernel_are_torchs(kind, tolerance, shape):
     torch.manual_seed(0)
+    norm = set_norm(shape[1])
     x = (3 + 2 * torch.randn(shape, device="cuda")).to(kind).contiguous(memory_format=torch.channels_last)
-    for ours, theirs in zip(*ours_and_torchs(x, dropout), strict=True):
-        torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=tolerance * float(theirs.abs().max()))
-
-
-def test_predictions_by_kernels_are_torchs():
-    torch.manual_seed(0)
-    norm = nn.BatchNorm2d(20).cuda().eval()
+    x[0, 0] = float("nan")
     with torch.no_grad():
-        for value in (norm.weight, norm.bias, norm.running_mean):
-            value.normal_()  # type: ignore[union-attr]
-        x = torch.randn(9, 20, 5, 7, device="cuda").contiguous(memory_format=torch.channels_last)
-        x[0, 0] = float("nan")
         assert fused.fits(x, norm)
-        torch.testing.assert_close(fused.norm_relu(x, norm)[0], norm(x).relu(), equal_nan=True)
+        exact = deepcopy(norm).double()(x.double()).relu()
+        found = fused.norm_relu(x, norm)
+    assert found.dtype == kind
+    torch.testing.assert_close(
+        found.double(), exact, rtol=0, atol=tolerance * float(exact.nan_to_num().max()), equal_nan=True
+    )
 
 
 def test_where_gradients_are_asked_for_in_eval_mode_the_norm_is_torchs():
-    norm = nn.BatchNorm2d(4).cuda().eval()
+    norm = set_norm(4)
     x = torch.randn(2, 4, 3, 3, device="cuda").contiguous(memory_format=torch.channels_last)
     assert not fused.fits(x, norm)
     fused.norm_relu(x, norm)[0].sum().backward()
