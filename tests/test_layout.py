@@ -12,7 +12,8 @@ import demur
 
 PACKAGE = Path(demur.__file__).parent
 LEVELS = (
-    ("names", "streams", "errors", "files", "provenance", "distributed", "kernels", "fused"),
+    ("names", "streams", "errors", "files", "provenance", "distributed", "kernels"),
+    ("fused",),
     ("checkpoint", "likelihoods", "networks", "posterior", "metrics", "feature_scores", "graphs", "training_data"),
     ("scores",),
     ("watching",),

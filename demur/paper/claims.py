@@ -7,6 +7,7 @@ in the mean). What is there is tested; the rest waits.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
+from statistics import fmean
 from types import MappingProxyType
 
 from demur.methods import method_name, split_method
@@ -78,7 +79,7 @@ def _added_seconds(view: View, task: str, method: str, outliers: str | None) -> 
 
 
 def _of_seeds(by_seed: Mapping[int, float]) -> Known | None:
-    return Known(sum(by_seed.values()) / len(by_seed), by_seed=by_seed) if by_seed else None
+    return Known(fmean(by_seed.values()), by_seed=by_seed) if by_seed else None
 
 
 QUANTITIES: Mapping[str, Quantity] = MappingProxyType(

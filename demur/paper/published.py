@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import as_file, files
+from statistics import fmean
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -139,7 +140,7 @@ def shift_means() -> Iterator[PrintedValue]:
         for method, by_severity in shift_by_severity(metric).items():
             for severity, values in by_severity.items():
                 place = SHIFT_LABEL, "imagenet32", "cifar10", SHIFT_SETS[severity], Row(method), metric
-                yield PrintedValue(*place, sum(values) / len(values))
+                yield PrintedValue(*place, fmean(values))
 
 
 DEFAULT_OUTLIERS = {**dict.fromkeys(IMAGES, "imagenet32"), **dict.fromkeys(TEXTS, "wikitext2")}

@@ -1,6 +1,7 @@
 """The choice of the recommended method: candidates and their ranks on the validation suite, then its test."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 
 from demur.measures import value_name
 from demur.paper.choice import (
@@ -106,7 +107,7 @@ def _candidates(ranked: Sequence[Ranked], task: str, kind: Kind) -> Sheet:
                 str(one.seeds),
                 f"{one.mean_rank:.1f}" if one.ranks else "–",
                 *ranks,
-                per_cent(sum(one.fpr95.values()) / len(one.fpr95)) if one.fpr95 else "–",
+                per_cent(fmean(one.fpr95.values())) if one.fpr95 else "–",
                 per_cent(one.accuracy),
             ]
         )
