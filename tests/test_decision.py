@@ -94,6 +94,17 @@ def test_equal_inputs_are_accepted_alike_however_their_score_is_rounded(value):
     assert calibration.label_sets(fresh, 0.9)[:, 0].all()
 
 
+def test_a_sure_answer_is_accepted_though_its_probability_is_rounded_twice():
+    """By half a unit in float32's last place each; its entropy is nothing, of which any part is nothing, too."""
+
+    def sure(best: float) -> Prediction:
+        return Prediction(torch.tensor([[best, 0.0]] * 20), None, torch.zeros(20))
+
+    decision = calibrate_decision(sure(1.0), "entropy", 0.9)
+    assert decision.accepts(sure(1 - 2**-23)).all()
+    assert not decision.accepts(sure(1 - 2**-20)).any()
+
+
 def test_scores_are_those_that_were_measured_to_be_best():
     assert (default_score(none_class(3)), default_score(plain(3))) == ("none_share", "entropy")
 

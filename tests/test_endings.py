@@ -67,6 +67,13 @@ def test_to_watch_changes_nothing_else():
     assert all(torch.equal(a, b) for a, b in zip(alone.parameters(), seen.parameters(), strict=True))
 
 
+def test_only_who_asks_for_it_has_a_network_watched():
+    """What has a noisy chain or a penalty in it is not stopped by the validation data."""
+    with curves_kept() as curves:
+        assert len(list(train(network(2), plain(2), DATA, WatchedRecipe(epochs=3, batch_size=20, patience=1)))) == 3
+    assert curves == []
+
+
 def test_training_that_was_stopped_knows_what_it_has_seen(tmp_path, monkeypatch):
     monkeypatch.setattr("demur.checkpoint.SECONDS_BETWEEN", 0.0)
     recipe = WatchedRecipe(epochs=300, batch_size=20, lr=0.01, patience=10)
@@ -140,12 +147,44 @@ def test_what_one_network_leaves_is_the_others(clock):
         list(train(slow(clock)(2), plain(2), DATA, Recipe(epochs=1, batch_size=20)))
         turn = next_turn()
     assert turn.left() == 27
+    with time_limited(30.0, 3):
+        assert [next_turn().left() for _ in range(5)] == [10, 15, 30, 30, 30]
+
+
+def test_the_time_left_is_told_from_within_an_epoch(clock, monkeypatch):
+    monkeypatch.setattr("demur.training.SECONDS_BETWEEN", -1.0)
+    within, after = [], []
+    with time_limited(4.5, 1), observed(after.append, lambda report, share: within.append(report.left)):
+        list(train(slow(clock)(2), plain(2), DATA, Recipe(epochs=9, batch_size=20)))
+    assert within == [3.5, 2.5, 1.5, 0.5, 0.0]
+    assert [report.left for report in after] == [1.5, 0.0]
+
+
+def test_where_what_follows_takes_all_the_time_a_turn_is_over_as_it_begins(clock):
+    with time_limited(30.0, 2, rest=300.0):
+        turn = next_turn()
+    assert turn.ends == clock[0]
+    assert turn.left() == 0
+    clock[0] += 0.001
+    assert turn.done() == 1
 
 
 def test_training_gets_its_least_whatever_is_to_follow():
     assert Clock(ends=110.0, networks=1, rest=30.0, least=0.5, begun=10.0).training_ends == 80.0
     assert Clock(ends=110.0, networks=1, rest=70.0, least=0.5, begun=10.0).training_ends == 60.0
-    assert Clock(ends=110.0, networks=1, rest=700.0, least=0.0, begun=10.0).training_ends == 10.0
+    assert Clock(ends=110.0, networks=1, rest=700.0, begun=10.0).training_ends == 10.0
+    assert Clock(ends=110.0, networks=1, begun=10.0).training_ends == 110.0
+
+
+def test_what_is_to_follow_takes_as_long_as_the_median_of_the_latest_looks_says():
+    def ends(**known: float) -> float:
+        clock = Clock(ends=110.0, networks=1, rest=30.0, begun=10.0, **known)
+        clock.looks.extend([9.0, 1.0, 1.0, 8.0, 4.0, 2.0])  # of which five are the latest
+        return clock.training_ends
+
+    assert ends(look=1.0) == 50.0
+    assert ends(look=2.0) == 80.0
+    assert ends() == 80.0  # what a look should take is not known
 
 
 def test_a_classifiers_training_ends_in_time_and_is_told(clock):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import entropy as scipys_entropy
 from sklearn.metrics import auc, average_precision_score, log_loss, precision_recall_curve, roc_auc_score
 
-from demur.measures import measures_with, ood_metrics
+from demur.measures import STANDARD, measures_with, ood_metrics
 from demur.metrics import (
     METRICS,
     Prediction,
@@ -342,3 +342,14 @@ def test_what_is_measured_beside_the_usual_is_added_to_it():
     more = measures_with(metrics=["accuracy"], scores=["energy"])
     assert more.metrics == METRICS
     assert more.scores == {**MEASURED, "energy": SCORES["energy"]}
+    assert measures_with() == STANDARD
+
+
+def test_a_function_becomes_a_metric_under_its_name():
+    metric = metric_named("tests.test_metrics:wrong")
+    assert metric.title == "tests.test_metrics:wrong"
+    assert metric(prediction([[0.7, 0.3]] * 4), torch.tensor([0, 1, 0, 0])) == 0.25
+
+
+def wrong(made: Prediction, y: torch.Tensor) -> float:
+    return 1 - accuracy(made, y)

@@ -190,6 +190,10 @@ def test_impossible_posteriors_are_refused():
             Gaussian(SMALL(), variance, seed=seed)
     with pytest.raises(ValueError, match="over_head 1 is neither"):
         Gaussian(SMALL(), variance, over_head=1)
+    for odd in (-1e-30, torch.nan, torch.inf):
+        with pytest.raises(ValueError, match=r"the variance of head\.bias is negative, NaN or infinite"):
+            Gaussian(SMALL(), {"head.bias": torch.tensor([1.0, odd, 1.0, 1.0])})
+    assert Gaussian(SMALL(), {"head.bias": torch.zeros(4)}).variance
 
 
 def test_the_trunk_runs_once_for_all_draws_of_the_head(x):
@@ -217,6 +221,16 @@ def test_how_many_logits_are_averaged_at_a_time_does_not_matter(kind, x, monkeyp
     at_once = predict(posterior, none_class(3), x, batch_size=2, parts=parts)
     for part in ("probs", "none", "expected_entropy", *parts):
         torch.testing.assert_close(getattr(held, part), getattr(at_once, part), rtol=1e-6, atol=1e-7)
+
+
+def test_no_more_logits_are_held_than_a_batch_beyond_the_limit(x, monkeypatch):
+    """A sample of 11 inputs has 44 logits, and the posterior has seven."""
+    monkeypatch.setattr("demur.predictive.HELD", 100)
+    likelihood, given = none_class(3), []
+    probs = type(likelihood).probs
+    monkeypatch.setattr(type(likelihood), "probs", lambda self, z: (given.append(z.numel()), probs(self, z))[1])
+    predict(make("all"), likelihood, x)
+    assert given == [3 * 44, 3 * 44, 44]
 
 
 def test_a_network_may_begin_in_place_and_the_data_stays(x):
@@ -464,6 +478,7 @@ def test_fewer_samples_are_the_first_ones(kind, x):
         fewer = fewer_samples(whole, 3)
         for (_, part), (_, before) in zip(fewer.components(), posterior.components(), strict=True):
             assert part.num_samples == min(3, before.num_samples)
+            assert len(getattr(part, "kept", ())) <= 3  # what is not used takes no memory
             for sample in range(part.num_samples):
                 assert torch.equal(part.logits(x, sample), before.logits(x, sample))
     assert fewer_samples(posterior, 100).num_samples == posterior.num_samples

@@ -12,7 +12,7 @@ from sklearn.covariance import EmpiricalCovariance
 from sklearn.decomposition import PCA
 from sklearn.neighbors import NearestNeighbors
 
-from demur.feature_scores import Training, fit_knn, fit_rmds, fit_vim, knn, rmds
+from demur.feature_scores import Training, fdbd, fit_fdbd, fit_knn, fit_rmds, fit_vim, knn, rmds
 from demur.inference import MAP, Ensemble, Laplace
 from demur.likelihoods import none_class, plain
 from demur.measures import score_named_in, value_name
@@ -225,6 +225,25 @@ def test_asking_for_more_changes_no_probability(digits, ensemble):
         assert bare.logits is bare.features is bare.logit_variance is None
 
 
+def test_what_a_score_needed_of_a_prediction_is_let_go(digits):
+    task, posterior = digits
+    scores = [SCORES[name] for name in ("energy", "logit_variance", "knn")]
+    fitted = fit_scores(scores, posterior, plain(10), task.training.train)
+    made = predict_scored(posterior, plain(10), task.testing.test.x[:5], scores, fitted)
+    assert made.logits is made.features is made.logit_variance is None
+    assert list(made.scores) == ["energy", "logit_variance", "knn"]
+
+
+def test_scores_of_samples_are_those_that_are_zero_of_a_single_network(digits):
+    task, posterior = digits
+    scores = [score for score in SCORES.values() if not score.name.startswith("none")]
+    fitted = fit_scores(scores, posterior, plain(10), task.training.train)
+    made = predict_scored(posterior, plain(10), task.testing.test.x, scores, fitted)
+    for score in scores:
+        assert score.of_samples == (not score(made).any()), score.name
+    assert {score.name for score in scores if score.of_samples} == set(OF_SAMPLES)
+
+
 # small cases --------------------------------------------------------------------------------------------------------
 
 
@@ -286,8 +305,24 @@ def test_the_variance_of_logits_is_averaged_over_the_classes_alone():
     np.testing.assert_allclose(SCORES["logit_variance"](made), [3.0, 1.0])
 
 
-def test_the_principal_space_is_as_large_as_the_papers_code_has_it():
-    for width, left_out in ((10, 5), (767, 383), (768, 512)):
+def test_a_neighbour_in_twenty_is_asked_and_fifty_at_most():
+    for count, k in ((1, 1), (19, 1), (39, 1), (40, 2), (999, 49), (1000, 50), (5000, 50)):
+        empty = torch.zeros(count, 0)
+        assert fit_knn(Training(torch.ones(count, 2), empty, empty, empty, empty))["k"] == k
+
+
+def test_classes_of_equal_weights_have_no_boundary():
+    """Their biases may differ: one of the two is the better everywhere."""
+    weight, bias = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), torch.tensor([1.0, 0.0, 0.0])
+    nothing = torch.zeros(4, 2)
+    fitted = fit_fdbd(Training(nothing, nothing, nothing, weight, bias))
+    # logits 3, 2 and 1: the boundary with the third is sqrt(2) away, and the mean of all features sqrt(5)
+    assert fdbd(torch.tensor([[2.0, 1.0]]), fitted).tolist() == pytest.approx([-(math.sqrt(2) / 2) / math.sqrt(5)])
+
+
+def test_the_principal_space_is_as_large_as_the_papers_code_has_it(monkeypatch):
+    monkeypatch.setattr(torch.linalg, "eigh", lambda x: (x[0], x))  # it takes long, and only the size is looked at
+    for width, left_out in ((10, 5), (767, 383), (768, 512), (2047, 512), (2048, 1000)):
         x = torch.randn(20, width, generator=torch.Generator().manual_seed(0))
         training = Training(x, x[:, :3], torch.zeros(20, dtype=torch.long), torch.eye(3, width), torch.zeros(3))
         assert fit_vim(training)["residual"].shape == (width, width - left_out)
@@ -319,6 +354,15 @@ def doubled(prediction: Prediction):
 
 def doubled_or_fitted(prediction: Prediction, fitted: object):
     return fitted or doubled(prediction)
+
+
+def test_what_a_score_of_probabilities_is_high_for_is_said_in_words():
+    """The page of an evaluation says it."""
+    assert all(score.meaning for score in SCORES.values() if not score.needs)
+
+
+def test_results_have_intervals_of_the_scores_that_the_report_compares_by():
+    assert [name for name, score in MEASURED.items() if score.bounded] == ["max_prob", "none", "none_share"]
 
 
 def test_what_drawings_show_side_by_side_differs_in_colour():
