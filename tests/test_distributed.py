@@ -1,6 +1,7 @@
 """Two processes train what one trains."""
 
 import json
+import math
 import os
 import socket
 import subprocess
@@ -135,6 +136,12 @@ def test_without_a_group_it_says_what_to_do():
         pass
 
 
+def test_alone_a_process_is_the_first_of_one():
+    assert distributed.is_first()
+    assert distributed.num_processes() == 1
+    assert shared_batch_size(1) == 1
+
+
 def test_parts_make_up_the_batch(monkeypatch):
     x, y = torch.arange(8), torch.arange(4)
     assert torch.equal(own_part(x, y)[0], x)  # alone
@@ -214,7 +221,9 @@ def second_of_two(monkeypatch):
     token = distributed._rank_and_count.set((1, 2))
     monkeypatch.setattr(distributed.dist, "get_backend", lambda: "gloo")
     monkeypatch.setattr(distributed.dist, "all_reduce", lambda flat: flat.add_(1))
-    monkeypatch.setattr(distributed.dist, "broadcast", lambda value, source: value.fill_(1))
+    monkeypatch.setattr(
+        distributed.dist, "broadcast", lambda value, source: value.fill_(1 if source == 0 else math.nan)
+    )
     yield
     distributed._rank_and_count.reset(token)
 
@@ -230,9 +239,10 @@ def test_each_has_its_part_of_the_inliers_and_of_the_outliers_behind_them(second
 
 def test_gradients_and_statistics_are_averaged_and_what_has_no_gradient_is_left(second_of_two):
     model = torch.nn.ModuleList([torch.nn.Linear(2, 1), torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(3)])
-    model[0].weight.grad = torch.tensor([[3.0, 5.0]])
+    model[0].weight.grad, model[0].bias.grad = torch.tensor([[3.0, 5.0]]), torch.tensor([9.0])
     assert distributed.average_gradients(model, torch.tensor(7.0)) == 4
     assert model[0].weight.grad.tolist() == [[2, 3]]
+    assert model[0].bias.grad.tolist() == [5]
     assert model[1].weight.grad is None
     distributed.average_statistics(model)
     assert model[2].running_mean.tolist() == [0.5] * 3

@@ -158,6 +158,57 @@ def test_every_layer_has_its_path():
     assert {type(m) for n in NETWORKS for m in built(n, 3)[0].modules()} >= set(RULES)
 
 
+CONVOLUTIONS = {
+    "of two directions": {"kernel_size": (3, 2), "stride": (1, 2), "padding": (2, 1), "dilation": (2, 1)},
+    "of the other two": {"kernel_size": (2, 3), "stride": (2, 1), "padding": (1, 2), "dilation": (1, 3), "groups": 2},
+    "that wraps around": {"kernel_size": 3, "padding": 1, "padding_mode": "circular"},
+    "that mirrors, as large as before": {"kernel_size": 3, "padding": "same", "padding_mode": "reflect"},
+    "as large as before": {"kernel_size": 3, "padding": "same"},
+    "without padding": {"kernel_size": 3, "padding": "valid"},
+}
+
+
+@pytest.mark.parametrize("convolution", CONVOLUTIONS)
+def test_every_convolution_has_its_fisher(convolution):
+    torch.manual_seed(0)
+    layer = nn.Conv2d(2, 4, **CONVOLUTIONS[convolution])
+    x = torch.randn(4, 2, 8, 7)
+    model = nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.Linear(layer(x)[0].numel(), 3)).eval()
+    root = plain(3).inside.fisher_root
+    assert_same(diagonal_fisher(model, root, x), one_by_one(model, root, x))
+
+
+class Shared(nn.Module):
+    """Two layers with one weight, each with its own bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.second(self.first(x).tanh()).tanh())
+
+
+def test_the_gradients_of_a_shared_weight_are_summed_before_they_are_squared():
+    torch.manual_seed(0)
+    model, x, root = Shared().eval(), torch.randn(5, 4), plain(3).inside.fisher_root
+    assert_same(diagonal_fisher(model, root, x), one_by_one(model, root, x))
+
+
+def test_so_many_examples_at_a_time_as_the_budget_holds_and_one_at_least():
+    model, x = built("lenet", 3)
+    bytes_each = make_plan(model, x, 1).bytes_per_example
+    for budget, chunk in ((0, 1), (1, 1), (2 * bytes_each - 1, 1), (2 * bytes_each, 2), (7 * bytes_each, 7)):
+        assert make_plan(model, x, budget).chunk == chunk
+
+
+def test_an_example_takes_at_least_its_largest_gradient():
+    """Of a layer on sequences, whose gradient is no outer product, before layers that need next to nothing."""
+    model = nn.Sequential(nn.Linear(300, 200), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(3, 3)).eval()
+    assert make_plan(model, torch.randn(2, 3, 300), 2**30).bytes_per_example >= 4 * 200 * 300
+
+
 class InPlace(nn.Module):
     """Begins in place; its parameters have a rule, none, and none that vmap knows."""
 
@@ -180,6 +231,7 @@ def test_a_network_may_begin_in_place_and_the_data_stays(recurrent):
     fisher = diagonal_fisher(model, root, x)
     assert torch.equal(x, before)
     assert_same(fisher, one_by_one(model, root, before.clone()))
+    assert make_plan(model, x, 2**30).vectorised is not recurrent
 
 
 class Idle(nn.Module):
@@ -326,6 +378,17 @@ def test_memory_stays_under_the_budget():
     assert done.returncode == 0, done.stderr
     used, budget = map(int, done.stdout.split())
     assert 0.2 * budget < used < budget
+
+
+@pytest.mark.parametrize(("name", "cudnn"), [("gru", False), ("mlp", True)])
+def test_recurrent_layers_are_differentiated_without_cudnn(name, cudnn):
+    """Whose own have no backward pass in eval mode; whether it is used is said on a CPU, too."""
+    model, x = built(name, 3)
+    root, seen = plain(3).inside.fisher_root, []
+    model.register_forward_pre_hook(lambda *_: seen.append(torch.backends.cudnn.enabled))
+    batch_mean_fisher(model, root, x, random_signs(len(x), 3))
+    diagonal_fisher(model, root, x)
+    assert (seen[0], seen[-1], torch.backends.cudnn.enabled) == (cudnn, cudnn, True)
 
 
 def test_training_mode_is_refused():

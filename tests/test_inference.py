@@ -17,8 +17,6 @@ from demur.inference import (
     CyclicalSGHMC,
     Ensemble,
     Flipout,
-    IdentityLaplace,
-    KroneckerLaplace,
     Laplace,
     VariationalBayes,
     ensemble,
@@ -431,13 +429,6 @@ def test_a_network_that_could_not_be_copied_is_refused_and_stays_as_it_was(task)
         check_copies(model, task.training)
 
 
-def test_every_laplace_tunes_alike():
-    every = Laplace(), KroneckerLaplace(), IdentityLaplace()
-    assert {(each.grid, each.slack, each.tuning_samples, each.num_samples) for each in every} == {
-        (tuple(10.0**k for k in range(-2, 9)), 0.01, 20, 20)
-    }
-
-
 def test_half_a_point_of_accuracy_is_what_doubt_may_cost():
     answers = torch.zeros(200)
     trials = [Trial(1.0, 0.1, 0.1, accuracy, torch.zeros(200), answers) for accuracy in (0.505, 0.5, 0.499)]
@@ -458,16 +449,72 @@ def test_few_inputs_allow_no_other_answer(count, criterion):
     assert PriorSearch(criterion=criterion)._sound([same, other], at_map) == sound
 
 
-def test_few_is_fewer_than_fifteen():
-    for count in (14, 15):
+def test_few_is_fewer_than_fifteen_and_may_be_one():
+    for count in (1, 14, 15):
         losses = torch.tensor([0.1, 0.3] * count, dtype=torch.float64)[:count]
         answers = torch.zeros(count)
         chosen = Trial(10.0, 0.2, 0.2, 1.0, losses, answers)
-        left = Trial(1.0, 0.2, 0.2, 1.0, losses.flip(0), answers)
+        left = Trial(1.0, 0.2, 0.2, 1.0, 0.4 - losses, answers)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             PriorSearch()._warn_of_noise([chosen, left], chosen)
         assert len(caught) == (count < 15)
+        assert all(str(its.message).startswith(f"{count} validation input") for its in caught)
+
+
+def test_two_standard_errors_tell_precisions_apart():
+    """Of losses that differ by 1 and 3 the mean is 2, and its standard error 1."""
+    for losses, doubted in ([1.0, 3.0], False), ([1.0, 3.0001], True):
+        chosen, left = (
+            Trial(1.0, 0.0, 0.0, 1.0, torch.tensor(its, dtype=torch.float64), torch.zeros(2))
+            for its in ([0.0, 0.0], losses)
+        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            PriorSearch()._warn_of_noise([chosen, left], chosen)
+        assert len(caught) == doubted
+
+
+def searched(monkeypatch, curve, at_map, inputs=1000):
+    """What `PriorSearch` makes, with its defaults, of posteriors with these NLLs, and what it says; all are right."""
+
+    def scripted(posterior, likelihood, x):
+        of_label = math.exp(-(at_map if posterior == "map" else curve[posterior]))
+        probs = torch.tensor([of_label, 1 - of_label], dtype=torch.float64).expand(len(x), 2)
+        return Prediction(probs, None, torch.zeros(len(x)))
+
+    monkeypatch.setattr("demur.inference.prior.predict", scripted)
+    held_out = Split(torch.zeros(inputs, 1), torch.zeros(inputs, dtype=torch.long))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tuning = PriorSearch().tune("map", lambda precision: round(math.log10(precision)), plain(2), held_out)
+    return tuning, [str(its.message) for its in caught]
+
+
+@pytest.mark.parametrize(("last", "chosen"), [(1.0098, -2), (1.0102, -1)])
+def test_every_decade_down_to_a_hundredth_is_tried_and_one_per_cent_is_no_loss(monkeypatch, last, chosen):
+    """And the edge of the grid is no worry where the NLL is level there, however steep it was before."""
+    curve = {k: 0.4 + 0.01 * (k + 1) for k in range(8, -2, -1)} | {-2: 0.4 * last}
+    tuning, said = searched(monkeypatch, curve, 0.6)
+    assert [row[0] for row in tuning.rows] == pytest.approx([10.0**k for k in range(8, -3, -1)])
+    assert tuning.chosen == pytest.approx(10.0**chosen)
+    assert not said
+
+
+def test_the_doubt_that_is_told_is_in_negative_log_likelihood(monkeypatch):
+    """The next precision's is greater by 0.01; how far one input's may lead astray cannot be known."""
+    curve = dict.fromkeys(range(8, 1, -1), 0.4) | {1: 0.41} | dict.fromkeys(range(0, -3, -1), 0.5)
+    tuning, said = searched(monkeypatch, curve, 0.4, inputs=1)
+    assert tuning.chosen == pytest.approx(100)
+    assert len(said) == 1
+    assert re.search(r"^1 validation input is too few .* 100 is taken and 10 is not, .* by \+0\.01 \+- inf", said[0])
+
+
+def test_a_single_network_can_be_trained_together(task, network, recipe):
+    (member,) = train_together(network, plain(3), task.training, [recipe])
+    alone = MAP().fit(network, plain(3), task.training, recipe)
+    for p, q in zip(alone.network.parameters(), member.network.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-4 * float(p.detach().abs().max()))
 
 
 def test_networks_trained_together_tell_their_epochs(task):

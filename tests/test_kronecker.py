@@ -86,8 +86,63 @@ def test_factors_are_sums_over_rows_of_outer_products(name):
     torch.testing.assert_close(mean, z.T @ z / len(z), rtol=1e-4, atol=1e-5)
 
 
-def test_biases_and_layers_without_factors_agree_with_the_diagonal_fisher():
-    model, x = built("mixed", 3)
+class Patched(nn.Module):
+    """A convolution whose two directions differ, and a head on all its places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, (3, 2), stride=(1, 2), padding=(2, 1), dilation=(2, 1))
+        self.head = nn.Linear(4 * 5 * 3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.conv(x).flatten(1))
+
+
+def test_a_convolutions_rows_are_its_patches():
+    """Cut out one by one; the gradient of its output is the head's."""
+    torch.manual_seed(0)
+    model, x = Patched().eval(), torch.randn(4, 2, 5, 4)
+    likelihood = plain(3)
+    factors = kronecker_factors(model, likelihood.fisher_root, x)
+    padded = nn.functional.pad(x, (1, 1, 2, 2))
+    patches = [padded[:, :, row : row + 5 : 2, 2 * column : 2 * column + 2] for row in range(5) for column in range(3)]
+    a = torch.stack(patches, 1).flatten(2).flatten(0, 1)
+    torch.testing.assert_close(factors.inputs["conv.weight"] / factors.rows["conv.weight"], a.T @ a / len(a))
+    with torch.no_grad():
+        information = likelihood.fisher(model(x))[0].sum(0)
+        at_places = model.head.weight.reshape(3, 4, 15)
+        weight = torch.einsum("oap,od,dbp->ab", at_places, information, at_places)
+        bias = torch.einsum("oap,od,dbq->ab", at_places, information, at_places)
+    torch.testing.assert_close(factors.gradients["conv.weight"], weight)
+    torch.testing.assert_close(factors.gradients["conv.bias"], bias)
+
+
+@pytest.mark.parametrize("places", [(5,), (2, 3)])
+def test_an_affine_layers_rows_are_all_its_places(places):
+    """The same weights at every place, whose outputs are summed: rows are places, a bias's gradient is the sum."""
+
+    class Summed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x).flatten(1, -2).sum(1)
+
+    torch.manual_seed(0)
+    model, x, likelihood = Summed().eval(), torch.randn(6, *places, 4), plain(3)
+    factors = kronecker_factors(model, likelihood.fisher_root, x)
+    count, a = torch.Size(places).numel(), x.reshape(-1, 4)
+    with torch.no_grad():
+        information = likelihood.fisher(model(x))[0].sum(0)
+    torch.testing.assert_close(factors.inputs["layer.weight"] / factors.rows["layer.weight"], a.T @ a / len(a))
+    torch.testing.assert_close(factors.gradients["layer.weight"], count * information)
+    torch.testing.assert_close(factors.gradients["layer.bias"], count**2 * information)
+
+
+@pytest.mark.parametrize("name", ["mixed", "unusual", "gru"])
+def test_biases_and_layers_without_factors_agree_with_the_diagonal_fisher(name):
+    model, x = built(name, 3)
     root, signs = plain(3).fisher_root, random_signs(len(x), 3)
     factors = kronecker_factors(model, root, x, signs=signs)
     diagonal = diagonal_fisher(model, root, x, signs=signs)
@@ -96,9 +151,9 @@ def test_biases_and_layers_without_factors_agree_with_the_diagonal_fisher():
             torch.testing.assert_close(factors.diagonal[name], expected, rtol=1e-4, atol=1e-6)
         elif name.endswith("bias"):
             torch.testing.assert_close(factors.gradients[name].diagonal(), expected, rtol=1e-4, atol=1e-6)
-    grouped = "features.3.weight"  # a grouped convolution is no product of two matrices
-    assert grouped in factors.diagonal
     assert factors.diagonal.keys() | factors.gradients.keys() == diagonal.keys()
+    if name == "mixed":  # a grouped convolution is no product of two matrices
+        assert "features.3.weight" in factors.diagonal
 
 
 def test_of_one_example_the_product_is_the_fisher_itself():
@@ -221,6 +276,18 @@ def test_the_prior_is_tuned_as_laplaces_is(kind):
 def test_nonsense_is_refused(build, says):
     with pytest.raises(ValueError, match=says):
         build()
+
+
+def test_every_laplace_tunes_alike():
+    every = Laplace(), KroneckerLaplace(), IdentityLaplace()
+    assert {(each.grid, each.slack, each.tuning_samples, each.num_samples) for each in every} == {
+        (tuple(10.0**k for k in range(-2, 9)), 0.01, 20, 20)
+    }
+
+
+def test_no_laplace_spells_out_its_grid():
+    for each in (Laplace(), KroneckerLaplace(), IdentityLaplace()):
+        assert "grid" not in repr(each)
 
 
 def test_names():
