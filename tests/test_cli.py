@@ -1,5 +1,6 @@
 """The command line as a user has it: a process, its files, its exit code."""
 
+import gc
 import json
 import os
 import shlex
@@ -40,6 +41,7 @@ def in_fork(work: Callable[[], object], cwd: Path | None = None) -> subprocess.C
     with TemporaryFile() as out, TemporaryFile() as error:
         child = os.fork()
         if child == 0:
+            gc.freeze()  # garbage may own threads, which a copy has not: freeing it would wait for them for ever
             code = 1
             try:
                 os.chdir(cwd or ".")
