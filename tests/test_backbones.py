@@ -143,6 +143,37 @@ def test_the_head_that_tuning_starts_from_is_that_of_scaled_features(colours):
     assert network.head.weight.requires_grad
 
 
+def test_a_feature_that_is_next_to_nothing_beside_others_has_no_scale():
+    """The head that tuning began with had weights of 1e31 on such a one: gradients were cut to nothing."""
+    x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    deviation = x.std(0, correction=0)
+    for size in (1.0, 1e-9, 1e9):
+        scale = features.Scaling.of(x * torch.tensor([size, 1e-3 * size, 1e-33])).scale
+        assert scale == pytest.approx((size * float(deviation[0]), 1e-3 * size * float(deviation[1]), 1.0))
+    assert features.Scaling.of(x * torch.tensor([1.0, 1e-8, 0.0])).scale[1:] == (1.0, 1.0)
+
+
+class Faint(nn.Module):
+    """Colours, and one of them again, next to nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.mix(x.mean((2, 3)))
+        return torch.cat([found, 1e-33 * found[:, :1]], 1)
+
+
+def test_tuning_learns_though_a_feature_is_next_to_nothing():
+    x, y = images(60)
+    backbone = Backbone.of(Faint(), 8)
+    model = demur.Classifier("map", backbone=backbone, tune="all", epochs=3, lr=0.1, device="cpu").fit(x, y)
+    head = model.posterior_.network.head
+    assert head.weight.abs().max() < 100
+    assert not torch.equal(model.posterior_.network.features.trunk.model.mix.weight, backbone.trunk.model.mix.weight)
+
+
 def test_batch_norm_of_what_is_not_tuned_keeps_its_statistics():
     norms = nn.Sequential(*(nn.BatchNorm2d(3) for _ in range(4)), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     network = Backbone.of(norms, 8).network("last", None)(2).train()

@@ -48,7 +48,9 @@ class Scaling:
     @classmethod
     def of(cls, features: Tensor) -> "Scaling":
         deviation, largest = features.std(0, correction=0), features.abs().amax(0)
-        scale = torch.where(deviation > 1e-6 * largest, deviation, 1.0)  # one that does not vary has no scale
+        # one that does not vary has no scale, nor one that is next to nothing beside the others
+        varies = deviation > torch.maximum(1e-6 * largest, 1e-7 * deviation.mean())
+        scale = torch.where(varies, deviation, 1.0)
         return cls(tuple(features.mean(0).tolist()), tuple(scale.tolist()))
 
     def __call__(self, features: Tensor) -> Tensor:
