@@ -115,9 +115,8 @@ def test_a_task_is_loaded_with_all_its_options(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_training_takes_the_sets_of_its_task_and_of_its_outliers():
-    """Smoothed noise is made of nothing, and what is matched to a spectrum of its images."""
+    """Of what is matched to a spectrum, those that it is made of."""
     assert Data("mnist").set_names == ("mnist",)
-    assert Data("mnist", "smooth").set_names == ("mnist",)
     assert Data("mnist", "tiny_imagenet32").set_names == ("mnist", "tiny_imagenet32")
     assert Data("mnist", "tiny_imagenet32_spectrum_matched").set_names == ("mnist", "tiny_imagenet32")
 
