@@ -625,7 +625,10 @@ def test_how_a_prior_was_tuned_is_told_of_every_part():
 def test_the_command_says_what_it_does_and_its_exit_code_what_failed(tmp_path: Path):
     quickly = ("--epochs", "1", "--limit", "200", "--jobs", "1", "--runs", "runs")
     first = demur_command("study", "digits", "--method", "map", *quickly, cwd=tmp_path)
-    assert (first.returncode, first.stderr) == (0, "step 1 of 1: digits map, seed 0, corrected\n")
+    assert first.returncode == 0
+    # a slow machine is also told how far it is
+    steps = [line for line in first.stderr.splitlines() if not line.startswith("demur: digits")]
+    assert steps == ["step 1 of 1: digits map, seed 0, corrected"]
     again = demur_command("study", "digits", "--method", "map", *quickly, cwd=tmp_path)
     assert (again.returncode, again.stderr) == (0, "")
     assert "1 done" in again.stdout
