@@ -18,10 +18,11 @@ from safetensors.torch import load_file, save_file
 from demur.paper.measuring import values_of
 from demur.report.page import write_report
 from demur.study import cells as making
+from demur.study import results
 from demur.study.cells import CHECKPOINT, SECONDS, Place
 from demur.study.engine import results_of, run_cells, seconds_left
 from demur.study.grid import Cell
-from demur.study.records import RECORD, DamagedCell, read_record
+from demur.study.records import RECORD, DamagedCell, Record, json_types, read_record
 from demur.study.results import POSTERIOR, PREDICTIONS, find_cells, pack, read_results, unpack
 from demur.study.table import gather
 from tests.test_cli import demur_command
@@ -96,6 +97,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
     "no epochs": (RECORD, changed_record(lambda record: record["fit"]["recipe"].pop("epochs"))),
     "no test set": (RECORD, changed_record(lambda record: record["sets"].remove("test"))),
     "no seconds": (RECORD, changed_record(lambda record: record.update(seconds={}))),
+    "seconds that are none": (RECORD, changed_record(lambda record: record["seconds"].update(predict="long"))),
     "a file elsewhere": (RECORD, changed_record(lambda record: record.update(further={"../a": []}))),
     "cut off": (PREDICTIONS, cut),
     "flipped bytes": (PREDICTIONS, flip_byte),
@@ -165,6 +167,13 @@ def test_damage_is_told_by_another_process_as_by_this(broken: Path):
     told = DamagedCell(broken / RECORD, ValueError("nonsense"))
     again = pickle.loads(pickle.dumps(told))
     assert (type(again), str(again), again.path) == (DamagedCell, str(told), told.path)
+
+
+def test_what_a_record_holds_is_a_list_an_object_or_a_value_as_it_is_in_json():
+    kinds = json_types(Record)
+    assert (kinds["cells"], kinds["sets"], kinds["notes"], kinds["further"]) == (list, list, dict, dict)
+    assert (kinds["threads"], kinds["device"], kinds["trained_with"]) == (int, str, str | None)
+    assert "tuning" not in kinds  # it may be anything
 
 
 def test_a_record_says_for_which_cells_it_was_made_and_which_scores_it_lacks(broken: Path):
@@ -242,6 +251,31 @@ def test_a_broken_cell_is_not_packed(runs: Path, broken: Path, tmp_path: Path):
         files = pack(runs, tmp_path / "packs")
     assert len(unpack(files, tmp_path / "elsewhere")) == 1
     assert [one.cell for one in read_results(tmp_path / "elsewhere")] == [WHOLE]
+
+
+def test_no_file_of_a_pack_is_larger_than_it_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(results, "SHARD", 2**20)
+    monkeypatch.setattr("tests.test_report.POINTS", 8_000)  # 320 kB of probabilities a set
+    files = pack(write_runs([make_result(WHOLE)], tmp_path / "runs"), tmp_path / "packs")
+    assert len(files) > 1
+    assert max(file.stat().st_size for file in files) <= 2**20
+
+
+def test_what_is_unpacked_into_a_folder_adds_to_it_and_changes_nothing_of_it(tmp_path: Path):
+    """Of other predictions under the same name those that are there stay; further ones come beside them."""
+    here = write_runs([make_result(WHOLE)], tmp_path / "here")
+    there = write_runs([make_result(replace(WHOLE, further=("validation",)), seed=1)], tmp_path / "there")
+    (folder,), (other,) = here.iterdir(), there.iterdir()
+    before = (folder / PREDICTIONS).read_bytes()
+    assert before != (other / PREDICTIONS).read_bytes()
+    files = pack(there, tmp_path / "packs")
+    assert unpack(files, here) == [folder]
+    assert (folder / PREDICTIONS).read_bytes() == before
+    (ours,), (theirs,) = read_results(here), read_results(there)
+    assert {*ours.further} == {"validation"}
+    for name, made in theirs.further["validation"].sets.items():
+        assert torch.equal(ours.further["validation"].sets[name].probs, made.probs)
+    assert unpack(files, here) == []
 
 
 def test_nothing_to_pack_is_an_error(tmp_path: Path):
@@ -363,6 +397,18 @@ def test_a_posterior_that_is_damaged_is_named(place: Place):
     (failure,) = run_cells(of([laplace]), place, nothing)
     assert f"delete {folder / POSTERIOR}, and the study fits it anew" in failure.reason
     (folder / POSTERIOR).unlink()
+    assert run_cells(of([laplace]), place, nothing) == []
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("long")])
+def test_a_network_that_does_not_say_how_long_it_took_is_named(damage: Callable, place: Place):
+    plain, laplace = quick("map", "la")
+    folder = run_cell(plain, place)
+    damage(folder / SECONDS)
+    (failure,) = run_cells(of([laplace]), place, nothing)
+    assert f"{folder / SECONDS} is damaged" in failure.reason
+    assert f"delete {folder}, and the study makes it anew" in failure.reason
+    shutil.rmtree(folder)
     assert run_cells(of([laplace]), place, nothing) == []
 
 

@@ -114,6 +114,13 @@ def test_a_task_is_loaded_with_all_its_options(monkeypatch: pytest.MonkeyPatch):
     assert Data("cifar10", augment=False).load(NOWHERE).training.augment is None
 
 
+def test_training_takes_the_sets_of_its_task_and_of_its_outliers():
+    """Of what is matched to a spectrum, those that it is made of."""
+    assert Data("mnist").set_names == ("mnist",)
+    assert Data("mnist", "tiny_imagenet32").set_names == ("mnist", "tiny_imagenet32")
+    assert Data("mnist", "tiny_imagenet32_spectrum_matched").set_names == ("mnist", "tiny_imagenet32")
+
+
 def test_a_task_of_ones_own_is_made_shorter_where_asked():
     whole = OwnData("clouds", clouds)
     assert (whole.set_names, whole.for_parts()) == ((), whole)

@@ -1,11 +1,13 @@
 """The monitor keeps its level however often one looks, finds shifts, and its intervals hold at all times at once."""
 
+import itertools
 import math
 import random
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.special import gammaln
 from scipy.stats import beta, binom
@@ -13,10 +15,12 @@ from scipy.stats import beta, binom
 import demur
 from demur.classifier.conformal import Calibration
 from demur.classifier.decision import Decision, by_answer
+from demur.classifier.held_out import hash_rows, was_trained_with
 from demur.classifier.readers import Batch, Inputs
+from demur.serving import recalibration
 from demur.serving.answered import read_answers
 from demur.serving.monitor import PATIENCE, Bet, Monitor, Ranks, Urn, cuts_of, rate_interval, reference_of, to_json
-from demur.serving.recalibration import recalibrate
+from demur.serving.recalibration import recalibrate, usual_repeats
 from tests.serving import categories, table
 
 COVERAGE = 0.9
@@ -89,6 +93,18 @@ def test_the_money_is_a_fair_game():
             urn.seen[place] += 1
             weight *= probability
         mean += weight * bet.money
+    assert mean == pytest.approx(1)
+
+
+@pytest.mark.parametrize("scores", [(), (1.0, 2.0, 3.0, 4.0)])
+def test_the_evidence_is_a_fair_game(scores):
+    """Over all streams of four inputs, weighted by the probabilities of their ranks, its mean stays one."""
+    accepted, mean = 3, 0.0
+    for ranks in itertools.product(range(5), repeat=4):  # how many of four inliers score below
+        monitor = Monitor([reference_of(scores, 4, 0.6)], 0.4)
+        monitor.observe([rank + 0.5 for rank in ranks], [rank >= accepted for rank in ranks])
+        probability = math.prod((1 + ranks[:place].count(rank)) / (5 + place) for place, rank in enumerate(ranks))
+        mean += probability * monitor.report().evidence
     assert mean == pytest.approx(1)
 
 
@@ -219,8 +235,9 @@ def test_the_report_is_bounded_and_says_how_far_it_is():
     assert [point[0] for point in report.course] == list(range(32, 5001, 32))  # after five times half were dropped
     assert report.recent_rate == pytest.approx(0, abs=1e-6)
     assert (report.inputs, report.rate) == (5000, 0.0)
-    with pytest.raises(ValueError, match="level 2 is not between 0 and 1"):
-        Monitor([reference_of((), 100, 0.95)], 0.05, level=2)
+    for level in (2, 1, 0, -0.01, math.nan):
+        with pytest.raises(ValueError, match=f"level {level} is not between 0 and 1"):
+            Monitor([reference_of((), 100, 0.95)], 0.05, level=level)
 
 
 def test_answers_are_read_as_predict_writes_them(tmp_path: Path):
@@ -271,6 +288,38 @@ def test_inliers_that_were_trained_with_set_no_threshold_in_silence(make, recwar
         recwarn.clear()
         recalibrate(model, Inputs("tables", iter([Batch(["a"] * len(given), given)])), None, lambda count: None)
         assert any("is such as" in str(each.message) or "are such as" in str(each.message) for each in recwarn) == told
+
+
+@pytest.mark.parametrize(("repeats", "allowed"), [(0.0, 2), (0.25, 102)])
+def test_one_in_a_hundred_is_chance_and_twice_as_many_repeats_as_usual_are_none_to_warn_of(
+    repeats, allowed, monkeypatch, recwarn
+):
+    x, y = table(300)
+    model = demur.Classifier("map+nc", epochs=1, device="cpu").fit(x, y)
+    was = was_trained_with(hash_rows(model.inputs(x)), model.held_out_hashes_).numpy()
+    monkeypatch.setattr(recalibration, "usual_repeats", lambda model: repeats)
+    for trained in (allowed, allowed + 1):
+        given = pd.concat([x[was][:trained], table(200, seed=1)[0][trained:]])
+        recwarn.clear()
+        recalibrate(model, Inputs("tables", iter([Batch(["a"] * 200, given)])), None, lambda count: None)
+        said = [str(each.message) for each in recwarn if "the model was trained with" in str(each.message)]
+        assert [each.partition(" inliers")[0] for each in said] == [f"{trained} of 200"] * (trained > allowed)
+
+
+def test_repeats_are_usual_as_far_as_the_file_of_the_model_knows():
+    """A quarter of what is held out here is like something trained with; older files do not tell."""
+    known = {
+        "tuning": ["aaaaaaaa11", "bbbbbbbb22"],
+        "calibration": ["cccccccc33", "dddddddd44"],
+        "outliers": ["e" * 10],
+    }
+
+    def repeats(hashes) -> float:
+        return usual_repeats(SimpleNamespace(held_out_hashes_=hashes))
+
+    assert repeats(known | {"trained": ["aaaaaaaa", "eeeeeeee", "ffffffff"]}) == 0.25
+    assert repeats({"tuning": [], "calibration": [], "outliers": [], "trained": ["aaaaaaaa"]}) == 0.0
+    assert repeats(known) == repeats(None) == 0.0
 
 
 def test_a_report_as_json_has_its_verdict():

@@ -82,9 +82,7 @@ def recalibrate(
         )
     prediction = concatenate(predictions)
     by_class = len(model.decision_.accept) > 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        decision = calibrate_decision(prediction, model.decision_.score, coverage, by_class)
+    decision = calibrate_decision(prediction, model.decision_.score, coverage, by_class)
     recalibration = Recalibration(
         model.decision_, decision, len(prediction), float(model.decision_.accepts(prediction).mean())
     )
