@@ -15,7 +15,7 @@ WARPS = 4
 
 
 def norm_relu(x: Tensor, norm: nn.BatchNorm2d) -> Tensor:
-    """Of whatever network it is a part, in training and on a CPU, too."""
+    """ReLU of the normalised x: by the kernel where it fits, else by torch, as in training and on a CPU."""
     if not fits(x, norm):
         return F.relu_(norm(x))  # in place: less memory, and less of it moved
     assert norm.running_mean is not None
@@ -38,18 +38,19 @@ def fits(x: Tensor, norm: nn.BatchNorm2d) -> bool:
         and not torch.compiler.is_compiling()
         and x.is_contiguous(memory_format=torch.channels_last)
         and x.numel() > 0
-        and usable()
+        and usable(x.device)
     )
 
 
 @lru_cache
-def usable() -> bool:
+def usable(device: torch.device) -> bool:
     """Whether the kernel can be run: that takes Triton, a compiler of C, and a folder to keep what was compiled."""
-    if not torch.cuda.is_available() or find_spec("triton") is None:
+    if find_spec("triton") is None:
         return False
     try:
-        few = torch.ones(1, 2, 1, 1, device="cuda")
-        rectified(few, few.flatten(), few.flatten())
+        few = torch.ones(1, 2, 1, 1, device=device)
+        with torch.cuda.device(device):
+            rectified(few, few.flatten(), few.flatten())
     except Exception as reason:  # Triton raises whatever its tools do
         logger.info("Triton does not work here (%s); batch norm and ReLU take two passes", reason)
         return False

@@ -48,7 +48,7 @@ class Scaling:
     @classmethod
     def of(cls, features: Tensor) -> "Scaling":
         deviation, largest = features.std(0, correction=0), features.abs().amax(0)
-        # one that does not vary has no scale, nor one that is next to nothing beside the others
+        # one that does not vary has no scale, nor one that varies by next to nothing beside the others
         varies = deviation > torch.maximum(1e-6 * largest, 1e-7 * deviation.mean())
         scale = torch.where(varies, deviation, 1.0)
         return cls(tuple(features.mean(0).tolist()), tuple(scale.tolist()))
