@@ -19,7 +19,7 @@ docs: $(BIN)/demur
 
 # small changes of the core, one at a time: do the tests notice? about a quarter of an hour on one core, and resumable
 mutants: $(BIN)/demur
-	$(BIN)/python experiments/mutants.py --least 95
+	$(BIN)/python -m experiments.mutants --least 95
 
 # what is in the repository, anew from its two tables; `demur report results runs --out results` adds cells to these
 results: $(BIN)/demur

@@ -1,4 +1,4 @@
-"""Train the fast way and the plain way, and compare: `python experiments/agreement.py DATA [--task cifar10]`.
+"""Train the fast way and the plain way, and compare: `python -m experiments.agreement DATA [--task cifar10]`.
 
 Fast is what a GPU does by itself: bfloat16, a compiled network, steps recorded as a CUDA graph. Plain is float32 (no
 TF32), eager, step by step. Both begin from the same weights and see the same batches; rounding parts them, so what has

@@ -1,8 +1,8 @@
 """Train a row as in the study but for one thing, and see what that changes: what explains a difference from the paper?
 
-    python experiments/causes.py DATA cifar10 map+oe --outliers tiny_imagenet32_spectrum_matched
-    python experiments/causes.py DATA cifar10 map+nc --photographs 10000 --epochs 30
-    python experiments/causes.py DATA cifar10 map+oe --kinds 12 --width 1 --limit 10000 --epochs 10
+    python -m experiments.causes DATA cifar10 map+oe --outliers tiny_imagenet32_spectrum_matched
+    python -m experiments.causes DATA cifar10 map+nc --photographs 10000 --epochs 30
+    python -m experiments.causes DATA cifar10 map+oe --kinds 12 --width 1 --limit 10000 --epochs 10
 
 Each run prints a line of JSON: what was changed, accuracy and ECE as published, and FPR95 by OOD set (by max
 probability; with a none class by its share as well), in per cent.

@@ -1,7 +1,7 @@
 """What is promised of inliers, measured: coverage, p-values, false discoveries and prediction sets.
 
-    python experiments/guarantees.py FOLDER              FOLDER holds taxis.csv and penguins.csv of mwaskom/seaborn-data
-    python experiments/guarantees.py FOLDER --of digits --repetitions 50
+    python -m experiments.guarantees FOLDER              FOLDER holds taxis.csv and penguins.csv of mwaskom/seaborn-data
+    python -m experiments.guarantees FOLDER --of digits --repetitions 50
 
 `digits` and `taxis` fit one network; each repetition divides its held-out inliers anew into those that calibrate and
 those that are tested. `recalibrated` sets the threshold of one network anew, by digits that are noisier than those it

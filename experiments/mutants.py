@@ -1,6 +1,6 @@
-"""Change the code in small ways, one at a time, and see whether a test notices: `python experiments/mutants.py`.
+"""Change the code in small ways, one at a time, and see whether a test notices: `python -m experiments.mutants`.
 
-    python experiments/mutants.py --module metrics --count 60 --seed 1
+    python -m experiments.mutants --module metrics --count 60 --seed 1
 
 Each mutant is one changed operator, constant, condition, argument or statement of a core module. The tests that execute
 the changed statement are run, fastest first, until one fails; a mutant that no test notices has survived. Survivors say

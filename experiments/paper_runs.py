@@ -1,39 +1,50 @@
-"""What the paper's tables still want of a GPU, item by item, each stored and reported before the next has ended.
+"""What the paper's tables still want of a GPU, item by item, in the order of what they tell.
 
-    python experiments/paper_runs.py --data DATA --dry-run       cells, networks, missing data, about how many minutes
-    python experiments/paper_runs.py --data DATA --runs runs     run them; stopped, it goes on where it was
-    python experiments/paper_runs.py --data DATA --runs runs 1 4 these items only
+    python -m experiments.paper_runs --data DATA --dry-run       cells, networks, missing data, about how many minutes
+    python -m experiments.paper_runs --data DATA --runs runs     run them; stopped, it goes on where it was
+    python -m experiments.paper_runs --data DATA --runs runs 1 4 these items only
+    python -m experiments.paper_runs --data DATA --minutes 25    start nothing that would not end within them
 
-What results/ already has of a cell, by the folder that it would have, is not made again.
+What results/ already has of a cell, by the folder that it would have, is not made again. A network is trained once for
+all items and both conventions that want it, since networks are not kept.
 
-Cells are made one after another in this process, so that their seconds compare; with `--jobs 2` two at a time. When an
-item is done, a process beside packs what is new (RUNS/../packs) and adds it to the stored results (RUNS/../report),
-while the next one trains.
+Cells are made one after another in this process, so that their seconds compare; with `--jobs 2` two at a time. Every
+four minutes a process beside packs what is new (RUNS/../packs) and adds it to the stored results (RUNS/../report).
+
+Stored cells test with 10,000 of SVHN's digits, and the published convention also counts all 26,032: `--whole DATA`
+names a second store, which has them all. A process beside makes the published cells once their networks are there.
 """
 
 import argparse
+import math
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from multiprocessing import get_context
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pandas as pd
 import torch
 
 from demur.data.catalogue import CATALOGUE
+from demur.measures import value_name
+from demur.paper.choice import RIVALS
 from demur.paper.conventions import resolve
 from demur.paper.counts import with_counts
 from demur.paper.further import FURTHER
-from demur.paper.grid import PAPER_ROWS, SOPHISTICATED, select
-from demur.study.cells import Place, parts_of
-from demur.study.engine import one_by_one, plan, run_cells
+from demur.paper.grid import CHOICE_SCORES, PAPER_ROWS, SOPHISTICATED, STUDIES, select
+from demur.study.cells import Place, networks_of, parts_of
+from demur.study.engine import Step, attempt, one_by_one, plan, run_steps
 from demur.study.fits import Fit, folder_name
 from demur.study.grid import Cell, Study
 from demur.study.processes import processes
+from demur.study.records import RECORD
+from demur.study.results import POSTERIOR
 from demur.tasks import Store
 from experiments.smoothing import grid as smoothing
 
@@ -45,9 +56,11 @@ CHOSEN = tuple(product(("map+nc", "la+nc"), (None, "tiny_imagenet32+patches", f"
 
 # one H200, one network at a time (docs/performance-gpu.md): milliseconds a step of 128 inliers and as many outliers
 STEP = {"lenet": 0.48, "wide_resnet": 3.4}
+SLOWED = 0.9  # two networks at once take so much of the time that one after another would
 INPUTS = {"mnist": 58_000, "fashion_mnist": 58_000, "svhn": 71_257, "cifar10": 48_000, "cifar100": 48_000}
 SLOWER = {"Flipout": 2.0, "VariationalBayes": 1.1}
 PREDICTION = 0.3  # minutes a cell, its Fisher and its OOD sets
+BESIDE = 240  # seconds from one report to the next
 
 
 def corrected(study: str, tasks: Sequence[str], methods: Sequence[str] | None = None, seeds: int = 1) -> list[Cell]:
@@ -60,7 +73,7 @@ def published(study: str, tasks: Sequence[str], methods: Sequence[str] | None = 
 
 def candidates(tasks: Sequence[str], seeds: int) -> list[Cell]:
     return [
-        Cell(task, method, seed, outliers=outliers, further=("validation",))
+        Cell(task, method, seed, outliers=outliers, further=("suite", "validation"))
         for seed, task, (method, outliers) in product(range(seeds), tasks, CHOSEN)
     ]
 
@@ -118,6 +131,23 @@ def minutes(fit: Fit) -> float:
     return steps * STEP[network] * alone * SLOWER.get(type(fit.inference).__name__, 1.0) / 60_000
 
 
+def scored(cells: Iterable[Cell]) -> list[Cell]:
+    """What candidates have to beat, asked for the suite that they are chosen by; scores of these are kept."""
+    return [replace(cell, further=tuple(sorted({*cell.further, "suite"}))) for cell in cells if has_scores(cell)]
+
+
+def has_scores(cell: Cell) -> bool:
+    return cell.method in RIVALS and cell.convention == "corrected" and cell.outliers is None
+
+
+def twins(cells: Sequence[Cell], store: Store) -> list[Cell]:
+    """The published cells of the first table whose networks these cells have trained anyway."""
+    trained = networks_of(Study("these", tuple(cells), resolve), store)
+    tasks = {cell.task for cell in cells}
+    asked = [cell for cell in STUDIES["table1"] if cell.convention == "published" and cell.task in tasks]
+    return [with_counts(cell) for cell in asked if networks_of(Study("one", (cell,), resolve), store) <= trained]
+
+
 def stored_folders() -> dict[str, set[str]]:
     """By folder, what else than its sets was predicted: of cells that record the commit they were made by."""
     cells = pd.read_csv(STORED / "cells.csv", usecols=["folder", "further", "commit"]).dropna(subset="commit")
@@ -127,72 +157,176 @@ def stored_folders() -> dict[str, set[str]]:
     }
 
 
+def stored_scores() -> set[tuple[str, str, int]]:
+    """Task, method and seed of the corrected cells, with the usual outliers, whose scores are stored."""
+    values = pd.read_csv(STORED / "results.csv", low_memory=False)
+    energy = values["metric"] == value_name("fpr95", "energy")
+    usual = values["outliers"].isna() & (values["convention"] == "corrected") & values["epochs"].isna()
+    return {(str(t), str(m), int(s)) for t, m, s in values.loc[energy & usual, ["task", "method", "seed"]].to_numpy()}
+
+
 def not_stored(cells: Iterable[Cell], store: Store) -> tuple[Cell, ...]:
-    stored = stored_folders()
+    stored, with_scores = stored_folders(), stored_scores()
     folders = [(cell, stored.get(folder_name(resolve(cell, store)))) for cell in cells]
-    return tuple(cell for cell, further in folders if further is None or not set(cell.further) <= further)
+    return tuple(
+        cell
+        for cell, further in folders
+        if further is None
+        or not set(cell.further) <= further
+        or (has_scores(cell) and "suite" in cell.further and (cell.task, cell.method, cell.seed) not in with_scores)
+    )
 
 
-def describe(item: Item, study: Study, place: Place) -> tuple[str, float]:
-    """What is left of it, and how long that takes."""
-    steps = plan(study, place)
+def steps_of(cells: Sequence[Cell], place: Place) -> dict[str, Step]:
+    """What is left to do of the cells; those that have scores are scored as soon as they are made."""
+    plain = Study("plain", tuple(cell for cell in cells if not has_scores(cell)), resolve, FURTHER)
+    to_score = Study("scored", tuple(scored(cells)), resolve, FURTHER, CHOICE_SCORES)
+    return merged(plan(to_score, place), plan(plain, place))
+
+
+def networks_for(cells: Sequence[Cell], place: Place) -> dict[str, Step]:
+    """To be trained alone: somebody else makes the cells."""
+    steps = plan(Study("networks", tuple(cells), resolve, FURTHER), place)
+    return {name: replace(step, cells=()) for name, step in steps.items() if not parts_of(step.fit)}
+
+
+def merged(steps: dict[str, Step], more: dict[str, Step]) -> dict[str, Step]:
+    """Each folder once, for all the cells that want it."""
+    both = dict(steps)
+    for name, step in more.items():
+        if name in both:
+            asked = tuple(dict.fromkeys((*both[name].cells, *step.cells)))
+            step = replace(both[name], cells=asked, scores=both[name].scores or step.scores)
+        both[name] = step
+    return both
+
+
+def expected(step: Step, jobs: int) -> float:
+    """Minutes, beside the others."""
+    return minutes(step.fit) * (1 if jobs == 1 else jobs * SLOWED) + PREDICTION * bool(step.cells)
+
+
+def describe(steps: dict[str, Step], place: Place) -> tuple[str, float]:
+    """What is left of an item, and how long that takes one after another."""
     trained = [step for step in steps.values() if not parts_of(step.fit)]
-    total = sum(minutes(step.fit) for step in trained) + PREDICTION * sum(bool(step.cells) for step in steps.values())
+    total = sum(expected(step, 1) for step in steps.values())
     needed = {name for step in steps.values() for name in step.fit.data.set_names if name in (*CATALOGUE, LARGER)}
     missing = sorted(name for name in needed if not place.store.has(name, "train"))
     lacks = f"; not here: {', '.join(missing)}" if missing else ""
     left = sum(len(step.cells) for step in steps.values())
-    return f"{left} of {len(item.cells)} cells left, {len(trained)} networks, about {total:.0f} min{lacks}", total
+    return f"{left} cells left, {len(trained)} networks, about {total:.0f} min{lacks}", total
 
 
-def beside(runs: Path) -> subprocess.Popen[bytes]:
+class Beside:
     """Packs and the report, while others train; on the CPU, and in this machine's spare time."""
-    demur = f"nice {sys.executable} -m demur"
-    parts = [
-        f"{demur} pack {runs.parent / 'packs'} --runs {runs} --overwrite",
-        f"{demur} report {STORED} {runs} --out {runs.parent / 'report'} --overwrite",
-    ]
-    log = (runs.parent / "beside.log").open("ab")
-    return subprocess.Popen(["sh", "-c", "; ".join(parts)], stdout=log, stderr=log)
+
+    def __init__(self, runs: Path) -> None:
+        demur = f"nice {sys.executable} -m demur"
+        self.commands = "; ".join(
+            [
+                f"{demur} pack {runs.parent / 'packs'} --runs {runs} --overwrite",
+                f"{demur} report {STORED} {runs} --out {runs.parent / 'report'} --overwrite",
+            ]
+        )
+        self.log = runs.parent / "beside.log"
+        self.running: subprocess.Popen[bytes] | None = None
+        self.began = time.monotonic()
+
+    def now_and_then(self, ended: int, total: int, step: str) -> None:
+        print(f"  {ended} of {total}: {step}", flush=True)
+        over = self.running is None or self.running.poll() is not None
+        if over and time.monotonic() - self.began > BESIDE:
+            self.start()
+
+    def start(self) -> None:
+        self.began = time.monotonic()
+        with self.log.open("ab") as log:
+            self.running = subprocess.Popen(["sh", "-c", self.commands], stdout=log, stderr=log)
+
+    def end(self) -> None:
+        if self.running is not None:
+            self.running.wait()
+        self.start()
+        assert self.running is not None
+        self.running.wait()
 
 
-def told(ended: int, total: int, step: str) -> None:
-    print(f"  {ended} of {total}: {step}", flush=True)
+def follow(cells: Sequence[Cell], place: Place, trained: Event, deadline: float) -> None:
+    """Make published cells with networks that others train, as soon as these are there."""
+    waiting = list(cells)
+    while waiting and time.time() + 60 * PREDICTION < deadline:
+        ready = next((cell for cell in waiting if networks_are_there(cell, place)), None)
+        if ready is not None:
+            waiting.remove(ready)
+            for step in plan(Study("one", (ready,), resolve, FURTHER), place).values():
+                print(f"  beside: {step}: {attempt(step, place).failed or 'done'}", flush=True)
+        elif trained.is_set():
+            break
+        else:
+            time.sleep(1)
+
+
+def networks_are_there(cell: Cell, place: Place) -> bool:
+    """And where the corrected convention has the same folder, its own predictions, which are of another store."""
+    folder = place.folder(resolve(cell, place.store))
+    shared = place.folder(resolve(replace(cell, convention="corrected", further=()), place.store)) == folder
+    networks = networks_of(Study("one", (cell,), resolve), place.store)
+    return all((place.runs / name / POSTERIOR).exists() for name in networks) and (
+        not shared or (folder / RECORD).exists()
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("items", nargs="*", type=int, help="from 1; all of them where none is named")
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--whole", type=Path, help="a store with all of SVHN's test images, for published cells")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument("--minutes", type=float, help="there are no more than so many")
     parser.add_argument("--dry-run", action="store_true")
     given = parser.parse_args()
+    deadline = time.time() + 60 * given.minutes if given.minutes else math.inf
     place = Place(given.runs, Store(given.data), given.device, jobs=given.jobs)
-    engine = one_by_one if given.jobs == 1 else partial(processes, jobs=given.jobs)
     known = items()
     if wrong := [number for number in given.items if not 1 <= number <= len(known)]:
         parser.error(f"there is no item {wrong[0]}; they are 1 to {len(known)}")
-    whole, following = 0.0, None
+    whole, steps, following = 0.0, dict[str, Step](), list[Cell]()
     for number in given.items or range(1, len(known) + 1):
         item = known[number - 1]
-        study = Study(f"item {number}", not_stored(item.cells, place.store), resolve, FURTHER)
-        said, left = describe(item, study, place)
+        left = not_stored([*item.cells, *scored(item.cells)], place.store)
+        left = (*left, *not_stored(twins(left, place.store), place.store))
+        later = [cell for cell in left if given.whole and cell.convention == "published"]
+        new = merged(steps_of([cell for cell in left if cell not in later], place), networks_for(later, place))
+        following += later
+        said, total = describe({name: step for name, step in new.items() if name not in steps}, place)
         print(f"{number}. {item.title}: {said}", flush=True)
-        whole += left
-        if given.dry_run:
-            continue
-        began = time.perf_counter()
-        for failure in run_cells(study, place, told, engine):
-            print(f"  failed: {failure.cell.task} {failure.cell.method}: {failure.reason}", file=sys.stderr)
-        print(f"  {(time.perf_counter() - began) / 60:.1f} min", flush=True)
-        if following is not None:
-            following.wait()
-        following = beside(given.runs)
-    if following is not None:
-        following.wait()
-    print(f"about {whole:.0f} min in all")
+        whole += total
+        steps = merged(steps, new)
+    print(f"about {whole:.0f} min in all, one network after another", flush=True)
+    if not given.dry_run:
+        given.runs.mkdir(parents=True, exist_ok=True)
+        make(steps, place, following, Store(given.whole) if given.whole else place.store, deadline)
+
+
+def make(steps: dict[str, Step], place: Place, following: Sequence[Cell], whole: Store, deadline: float) -> None:
+    """The steps, the cells that follow them, and reports meanwhile and at the end."""
+    jobs = place.jobs or 1
+    context, beside = get_context("spawn"), Beside(place.runs)
+    trained = context.Event()
+    follower = context.Process(target=follow, args=(following, replace(place, store=whole), trained, deadline))
+    follower.start()
+
+    def in_time(step: Step) -> bool:
+        return time.time() + 60 * expected(step, jobs) < deadline
+
+    engine = one_by_one if jobs == 1 else partial(processes, jobs=jobs)
+    for failure in run_steps(steps, place, beside.now_and_then, engine, in_time):
+        print(f"  failed: {failure.cell.task} {failure.cell.method}: {failure.reason}", file=sys.stderr)
+    trained.set()
+    follower.join()
+    beside.end()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Tables as they come, beside gradient boosting: accuracy over folds, and what is abstained on.
 
-    python experiments/tables.py FOLDER                  FOLDER holds penguins.csv, titanic.csv and taxis.csv
-    python experiments/tables.py FOLDER --table taxis --folds 2 --method map+nc
+    python -m experiments.tables FOLDER                  FOLDER holds penguins.csv, titanic.csv and taxis.csv
+    python -m experiments.tables FOLDER --table taxis --folds 2 --method map+nc
 
 The files are those of GitHub's mwaskom/seaborn-data. Both sides have their default settings; the seed is the fold.
 Each fold is printed as it ends, and two tables at the end, as docs/tables.md has them.

@@ -1,6 +1,6 @@
 """Kill a study ten times at random, let it end, and compare its results with those of one never killed.
 
-    python experiments/ten_kills.py [--seed 0] [options of demur study, such as --epochs 20]
+    python -m experiments.ten_kills [--seed 0] [options of demur study, such as --epochs 20]
 
 Each kill is SIGKILL, and the ten are spread over the time that the whole study takes: about five minutes on two cores.
 Ends with exit code 0 if both results.csv are the same bytes, and a network that was killed in training went on where

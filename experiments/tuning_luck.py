@@ -1,8 +1,8 @@
 """How far is the choice of Laplace's prior precision luck? One network, many tunings; nothing is trained anew.
 
-    python experiments/tuning_luck.py                                        digits, which needs no data
-    python experiments/tuning_luck.py cifar10 --data DATA --runs RUNS        networks that a study left in RUNS
-    python experiments/tuning_luck.py trec --data DATA --runs RUNS --convention published --method la --seed 3
+    python -m experiments.tuning_luck                                        digits, which needs no data
+    python -m experiments.tuning_luck cifar10 --data DATA --runs RUNS        networks that a study left in RUNS
+    python -m experiments.tuning_luck trec --data DATA --runs RUNS --convention published --method la --seed 3
 
 A tuning draws its own signs for the Fisher and its own samples of the posterior. A line for each method and convention
 says which precisions were chosen, how often, and what they make of accuracy, ECE and mean FPR95, in per cent. Networks

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -96,3 +97,17 @@ def test_what_is_cited_is_this_version():
 
 def test_the_policy_says_which_format_is_written():
     assert f"{FORMAT[0]}.{FORMAT[1]} today" in (ROOT / "docs" / "policy.md").read_text("utf-8")
+
+
+def test_experiments_are_run_as_modules():
+    """They import one another, which a file that is run by its path cannot."""
+    modules = [*(ROOT / "experiments").glob("*.py")]
+    texts = [*ROOT.glob("*.md"), ROOT / "Makefile", *(ROOT / "docs").rglob("*.md"), *modules]
+    named = {name for path in texts for name in re.findall(r"python -m experiments\.(\w+)", path.read_text("utf-8"))}
+    assert len(named) > 10
+    assert named <= {path.stem for path in modules}
+    assert not [path for path in texts if re.search(r"python \S*experiments/", path.read_text("utf-8"))]
+    help_text = subprocess.run(
+        [sys.executable, "-m", "experiments.paper_runs", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert "--minutes" in help_text

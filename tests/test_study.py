@@ -45,7 +45,7 @@ from demur.study.engine import LOG, plan, results_of, run_cells
 from demur.study.fits import Data, folder_name
 from demur.study.grid import Cell, Settings, Study
 from demur.study.processes import Crew, most_jobs, processes
-from demur.study.results import PREDICTIONS, pack, read_results, unpack
+from demur.study.results import PREDICTIONS, pack, read_results, unpack, write_further
 from demur.study.run import row_of
 from demur.tasks import IMAGES, Store
 from demur.training import EpochReport, observed
@@ -737,6 +737,19 @@ def test_values_of_scores_are_kept_where_a_study_asks(place: Place):
     assert {name for made in result.further["plane"].sets.values() for name in made.scores} == {"energy", "knn"}
     (failure,) = run_cells(replace(study, scores=("none",)), place, nothing)
     assert "score 'none' has no value for map: it needs a none class" in failure.reason
+
+
+def test_scores_of_inputs_that_are_not_there_are_refused(place: Place):
+    """Predicted with a store that had more than this one has."""
+    (cell,) = quick("map")
+    folder = run_cell(cell, place)
+    write_further(folder, "counts", torch.empty(0).long(), {"counts/svhn/3": read_results(place.runs)[0].test})
+    elsewhere = {"counts": lambda data, store: (torch.empty(0).long(), {"counts/svhn/2": torch.zeros(2, 64)})}
+    study = replace(of([cell]), scores=("energy",), further=elsewhere)
+    (failure,) = run_cells(study, place, nothing)
+    assert (
+        f"{folder} was predicted with counts/svhn/3, which {place.store.root} has not; name the data" in failure.reason
+    )
 
 
 @pytest.mark.parametrize(

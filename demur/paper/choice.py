@@ -4,7 +4,8 @@ Every candidate is fitted with the same training seeds and measured on the outli
 kinds, none of which shares anything with the sets that methods are tested on. Within a kind candidates are ranked by
 their mean FPR95 over its sets and over seeds, ties sharing the mean rank; the mean rank over kinds decides. One number
 over all sets would be decided by whatever set is the hardest. A candidate is eligible if its accuracy on held-out
-inliers is at most half a point below that of `map`.
+inliers is at most half a point below that of `map`. What candidates have to beat is ranked among them, but nothing is
+chosen while there is nothing else.
 """
 
 import math
@@ -26,6 +27,7 @@ from demur.study.table import Measured
 SEEDS = 3
 SETS = tuple(name for sets in SUITE.values() for name in sets)
 ALLOWED = 0.005  # of accuracy, below that of `map`
+RIVALS = ("map", "map+oe", "la+oe")  # what one would use instead, by any score
 
 
 class Candidate(NamedTuple):
@@ -113,8 +115,9 @@ def rank(
 
 
 def choose_candidate(ranked: Sequence[Ranked]) -> Candidate | None:
-    """The recommended one; None where no candidate is eligible."""
-    return next((one.choice for one in ranked if one.barred is None and one.seeds >= SEEDS), None)
+    """The recommended one; None where no candidate is eligible, or none but what candidates have to beat."""
+    eligible = [one.choice for one in ranked if one.barred is None and one.seeds >= SEEDS]
+    return eligible[0] if any(choice.method not in RIVALS for choice in eligible) else None
 
 
 def choose_for_all(by_task: Mapping[str, tuple[Candidates, Sequence[OfSeed]]]) -> Candidate | None:

@@ -6,6 +6,7 @@ from statistics import fmean
 from demur.measures import value_name
 from demur.paper.choice import (
     ALLOWED,
+    RIVALS,
     SEEDS,
     Candidate,
     Ranked,
@@ -30,7 +31,6 @@ from demur.study.table import Measured
 
 FULL = Kind("corrected", None, None)
 SHOWN = 10  # candidates in RESULTS.md; the table has all
-RIVALS = ("map", "map+oe", "la+oe")  # what one would use instead, by any score that was measured
 
 
 def choice_tables(cells: Sequence[Measured]) -> list[Sheet]:

@@ -261,6 +261,11 @@ def add_scores(fit: Fit, place: Place, further: Mapping[str, Further], names: Se
             inputs |= choose(further, kind, "further inputs")(fit.data, place.store)[1]
         learnt = fit_scores(scores, posterior, likelihood, task.training.train)
         values: dict[str, dict[str, Array]] = {score.name: {} for score in scores}
+        if unknown := sorted({*(each for sets in record.further.values() for each in sets)} - inputs.keys()):
+            raise ValueError(
+                f"{folder} was predicted with {', '.join(unknown)}, which {place.store.root} has not; "
+                "name the data that it was made with, or leave the scores out"
+            )
         for name in (*record.sets, *(each for sets in record.further.values() for each in sets)):
             prediction = predict_scored(posterior, likelihood, inputs[name].to(place.device), scores, learnt)
             for score in scores:

@@ -138,14 +138,25 @@ class Failure:
     reason: str
 
 
+Engine = Callable[[Place], AbstractContextManager[Workers]]
+
+
 def run_cells(
-    study: Study,
-    place: Place,
-    after: Callable[[int, int, str], None],
-    engine: Callable[[Place], AbstractContextManager[Workers]] = one_by_one,
+    study: Study, place: Place, after: Callable[[int, int, str], None], engine: Engine = one_by_one
 ) -> list[Failure]:
     """Make what is not there yet; what fails stops only what needs it. `after` is told how many ended, and which."""
-    waiting = plan(study, place)
+    return run_steps(plan(study, place), place, after, engine)
+
+
+def run_steps(
+    steps: Mapping[str, Step],
+    place: Place,
+    after: Callable[[int, int, str], None],
+    engine: Engine = one_by_one,
+    may_start: Callable[[Step], bool] = lambda step: True,
+) -> list[Failure]:
+    """Those of one plan or several, by folder, each after those that it needs; what may not start is left undone."""
+    waiting = dict(steps)
     running: set[str] = set()
     total = len(waiting)
     failures: list[Failure] = []
@@ -171,9 +182,12 @@ def run_cells(
         with engine(place) as workers:
             while waiting or running:
                 for step in list(waiting.values()):
-                    if len(running) < workers.capacity and not any(n in waiting or n in running for n in step.needs):
+                    ready = not any(name in waiting or name in running for name in step.needs)
+                    if len(running) < workers.capacity and ready and may_start(step):
                         running.add(waiting.pop(step.name).name)
                         workers.start(step)
+                if not running:
+                    break
                 step, outcome = workers.next()
                 running.remove(step.name)
                 end(step, outcome)
