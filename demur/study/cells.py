@@ -273,13 +273,16 @@ def add_scores(fit: Fit, place: Place, further: Mapping[str, Further], names: Se
                 if scored is None:
                     raise ValueError(f"score {score.name!r} has no value for {fit.method.name}: it needs a none class")
                 values[score.name][name] = scored
-        write_scores(folder, values)
+        write_scores(folder, values, device_name(place.device))
+
+
+def device_name(device: str) -> str:
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or "CPU"
 
 
 def circumstances(device: str) -> dict[str, Any]:
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or "CPU"
     return {
-        "device": name,
+        "device": device_name(device),
         "threads": torch.get_num_threads(),
         "versions": {"demur": demur.__version__, "torch": torch.__version__, "python": platform.python_version()},
         **describe_code(),
