@@ -6,17 +6,18 @@
     python -m experiments.paper_runs --data DATA --minutes 25    start nothing that would not end within them
 
 What results/ already has of a cell, by the folder that it would have, is not made again. A network is trained once for
-all items and both conventions that want it, since networks are not kept.
+all items and both conventions that want it, and scored at once, since networks are not kept.
 
 Cells are made one after another in this process, so that their seconds compare; with `--jobs 2` two at a time. Every
 four minutes a process beside packs what is new (RUNS/../packs) and adds it to the stored results (RUNS/../report).
 
-Stored cells test with 10,000 of SVHN's digits, and the published convention also counts all 26,032: `--whole DATA`
-names a second store, which has them all. A process beside makes the published cells once their networks are there.
+The stored cells test with 10,000 of SVHN's digits, and the published ones count all 26,032: DATA has the former as
+`svhn`, the latter as `svhn_whole`.
 """
 
 import argparse
 import math
+import shlex
 import subprocess
 import sys
 import time
@@ -24,8 +25,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from multiprocessing import get_context
-from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pandas as pd
@@ -33,18 +32,18 @@ import torch
 
 from demur.data.catalogue import CATALOGUE
 from demur.measures import value_name
-from demur.paper.choice import RIVALS
+from demur.paper.choice import RIVALS, SETS
 from demur.paper.conventions import resolve
 from demur.paper.counts import with_counts
 from demur.paper.further import FURTHER
 from demur.paper.grid import CHOICE_SCORES, PAPER_ROWS, SOPHISTICATED, STUDIES, select
+from demur.paper.suite import set_name
 from demur.study.cells import Place, networks_of, parts_of
-from demur.study.engine import Step, attempt, one_by_one, plan, run_steps
+from demur.study.engine import Step, one_by_one, plan, run_steps
 from demur.study.fits import Fit, folder_name
 from demur.study.grid import Cell, Study
 from demur.study.processes import processes
-from demur.study.records import RECORD
-from demur.study.results import POSTERIOR
+from demur.study.records import split_further
 from demur.tasks import Store
 from experiments.smoothing import grid as smoothing
 
@@ -52,6 +51,7 @@ STORED = Path(__file__).parent.parent / "results"
 MATCHED = "tiny_imagenet32_spectrum_matched"
 WITH_NOISE = ("map+oe", "la+nc", "la+sl", "la+ml", "la+oe")
 LARGER = "tiny_imagenet32_more"  # the 59,984 that are not in tiny_imagenet32
+SUITE = "suite"  # a kind of further inputs
 CHOSEN = tuple(product(("map+nc", "la+nc"), (None, "tiny_imagenet32+patches", f"tiny_imagenet32+{MATCHED}")))
 
 # one H200, one network at a time (docs/performance-gpu.md): milliseconds a step of 128 inliers and as many outliers
@@ -60,6 +60,7 @@ SLOWED = 0.9  # two networks at once take so much of the time that one after ano
 INPUTS = {"mnist": 58_000, "fashion_mnist": 58_000, "svhn": 71_257, "cifar10": 48_000, "cifar100": 48_000}
 SLOWER = {"Flipout": 2.0, "VariationalBayes": 1.1}
 PREDICTION = 0.3  # minutes a cell, its Fisher and its OOD sets
+REPORT = 1.0  # minutes, of all cells on 16 cores
 BESIDE = 240  # seconds from one report to the next
 
 
@@ -118,7 +119,13 @@ def items() -> list[Item]:
             (*candidates(["mnist", "fashion_mnist", "cifar10"], 3), *candidates(["cifar100", "svhn"], 1)),
         ),
     ]
-    return [Item(title, tuple(dict.fromkeys(map(with_counts, cells)))) for title, cells in chosen]
+    return [Item(title, tuple(dict.fromkeys(map(with_suite, map(with_counts, cells))))) for title, cells in chosen]
+
+
+def with_suite(cell: Cell) -> Cell:
+    """What candidates have to beat is measured on their validation suite, too."""
+    rival = cell.method in RIVALS and cell.convention == "corrected" and cell.outliers is None
+    return replace(cell, further=tuple(sorted({*cell.further, SUITE}))) if rival else cell
 
 
 def minutes(fit: Fit) -> float:
@@ -129,15 +136,6 @@ def minutes(fit: Fit) -> float:
     steps = fit.recipe.epochs * INPUTS[fit.data.name] / fit.recipe.batch_size
     alone = 1.0 if fit.method.uses_outliers else 0.6  # half the inputs, and a little that does not shrink
     return steps * STEP[network] * alone * SLOWER.get(type(fit.inference).__name__, 1.0) / 60_000
-
-
-def scored(cells: Iterable[Cell]) -> list[Cell]:
-    """What candidates have to beat, asked for the suite that they are chosen by; scores of these are kept."""
-    return [replace(cell, further=tuple(sorted({*cell.further, "suite"}))) for cell in cells if has_scores(cell)]
-
-
-def has_scores(cell: Cell) -> bool:
-    return cell.method in RIVALS and cell.convention == "corrected" and cell.outliers is None
 
 
 def twins(cells: Sequence[Cell], store: Store) -> list[Cell]:
@@ -151,43 +149,36 @@ def twins(cells: Sequence[Cell], store: Store) -> list[Cell]:
 def stored_folders() -> dict[str, set[str]]:
     """By folder, what else than its sets was predicted: of cells that record the commit they were made by."""
     cells = pd.read_csv(STORED / "cells.csv", usecols=["folder", "further", "commit"]).dropna(subset="commit")
-    return {
-        str(folder): set(str(further).split("+"))
-        for folder, further in zip(cells["folder"], cells["further"].fillna(""), strict=True)
-    }
+    further = cells["further"].fillna("").map(split_further)
+    return {str(folder): set(kinds) for folder, kinds in zip(cells["folder"], further, strict=True)}
 
 
-def stored_scores() -> set[tuple[str, str, int]]:
-    """Task, method and seed of the corrected cells, with the usual outliers, whose scores are stored."""
+def stored_scores() -> set[Cell]:
+    """The cells of full length whose scores are stored, of the suite too; without what else they were asked."""
     values = pd.read_csv(STORED / "results.csv", low_memory=False)
-    energy = values["metric"] == value_name("fpr95", "energy")
-    usual = values["outliers"].isna() & (values["convention"] == "corrected") & values["epochs"].isna()
-    return {(str(t), str(m), int(s)) for t, m, s in values.loc[energy & usual, ["task", "method", "seed"]].to_numpy()}
+    whole = values["epochs"].isna() & values["limit"].isna()
+    energy = values[whole & (values["set"] == set_name(SETS[0])) & (values["metric"] == value_name("fpr95", "energy"))]
+    columns = energy[["task", "method", "seed", "convention", "outliers"]].astype(object).itertuples(index=False)
+    return {Cell(*known, outliers if isinstance(outliers, str) else None) for *known, outliers in columns}
 
 
 def not_stored(cells: Iterable[Cell], store: Store) -> tuple[Cell, ...]:
-    stored, with_scores = stored_folders(), stored_scores()
-    folders = [(cell, stored.get(folder_name(resolve(cell, store)))) for cell in cells]
-    return tuple(
-        cell
-        for cell, further in folders
-        if further is None
-        or not set(cell.further) <= further
-        or (has_scores(cell) and "suite" in cell.further and (cell.task, cell.method, cell.seed) not in with_scores)
-    )
+    folders, scores = stored_folders(), stored_scores()
+
+    def is_stored(cell: Cell) -> bool:
+        further = folders.get(folder_name(resolve(cell, store)))
+        scored = SUITE not in cell.further or replace(cell, further=()) in scores
+        return further is not None and set(cell.further) <= further and scored
+
+    return tuple(cell for cell in cells if not is_stored(cell))
 
 
 def steps_of(cells: Sequence[Cell], place: Place) -> dict[str, Step]:
-    """What is left to do of the cells; those that have scores are scored as soon as they are made."""
-    plain = Study("plain", tuple(cell for cell in cells if not has_scores(cell)), resolve, FURTHER)
-    to_score = Study("scored", tuple(scored(cells)), resolve, FURTHER, CHOICE_SCORES)
-    return merged(plan(to_score, place), plan(plain, place))
-
-
-def networks_for(cells: Sequence[Cell], place: Place) -> dict[str, Step]:
-    """To be trained alone: somebody else makes the cells."""
-    steps = plan(Study("networks", tuple(cells), resolve, FURTHER), place)
-    return {name: replace(step, cells=()) for name, step in steps.items() if not parts_of(step.fit)}
+    """What is left to do of the cells; those that have the suite are scored as soon as they are made."""
+    of_suite = [cell for cell in cells if SUITE in cell.further]
+    others = [cell for cell in cells if SUITE not in cell.further]
+    scored = Study("scored", tuple(of_suite), resolve, FURTHER, CHOICE_SCORES)
+    return merged(plan(scored, place), plan(Study("others", tuple(others), resolve, FURTHER), place))
 
 
 def merged(steps: dict[str, Step], more: dict[str, Step]) -> dict[str, Step]:
@@ -221,13 +212,10 @@ class Beside:
     """Packs and the report, while others train; on the CPU, and in this machine's spare time."""
 
     def __init__(self, runs: Path) -> None:
-        demur = f"nice {sys.executable} -m demur"
-        self.commands = "; ".join(
-            [
-                f"{demur} pack {runs.parent / 'packs'} --runs {runs} --overwrite",
-                f"{demur} report {STORED} {runs} --out {runs.parent / 'report'} --overwrite",
-            ]
-        )
+        demur = ["nice", sys.executable, "-m", "demur"]
+        packed = [*demur, "pack", str(runs.parent / "packs"), "--runs", str(runs), "--overwrite"]
+        reported = [*demur, "report", str(STORED), str(runs), "--out", str(runs.parent / "report"), "--overwrite"]
+        self.commands = f"{shlex.join(packed)}; {shlex.join(reported)}"
         self.log = runs.parent / "beside.log"
         self.running: subprocess.Popen[bytes] | None = None
         self.began = time.monotonic()
@@ -244,6 +232,7 @@ class Beside:
             self.running = subprocess.Popen(["sh", "-c", self.commands], stdout=log, stderr=log)
 
     def end(self) -> None:
+        """Once more, of everything."""
         if self.running is not None:
             self.running.wait()
         self.start()
@@ -251,55 +240,26 @@ class Beside:
         self.running.wait()
 
 
-def follow(cells: Sequence[Cell], place: Place, trained: Event, deadline: float) -> None:
-    """Make published cells with networks that others train, as soon as these are there."""
-    waiting = list(cells)
-    while waiting and time.time() + 60 * PREDICTION < deadline:
-        ready = next((cell for cell in waiting if networks_are_there(cell, place)), None)
-        if ready is not None:
-            waiting.remove(ready)
-            for step in plan(Study("one", (ready,), resolve, FURTHER), place).values():
-                print(f"  beside: {step}: {attempt(step, place).failed or 'done'}", flush=True)
-        elif trained.is_set():
-            break
-        else:
-            time.sleep(1)
-
-
-def networks_are_there(cell: Cell, place: Place) -> bool:
-    """And where the corrected convention has the same folder, its own predictions, which are of another store."""
-    folder = place.folder(resolve(cell, place.store))
-    shared = place.folder(resolve(replace(cell, convention="corrected", further=()), place.store)) == folder
-    networks = networks_of(Study("one", (cell,), resolve), place.store)
-    return all((place.runs / name / POSTERIOR).exists() for name in networks) and (
-        not shared or (folder / RECORD).exists()
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("items", nargs="*", type=int, help="from 1; all of them where none is named")
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--whole", type=Path, help="a store with all of SVHN's test images, for published cells")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
-    parser.add_argument("--minutes", type=float, help="there are no more than so many")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="there are no more than so many")
     parser.add_argument("--dry-run", action="store_true")
     given = parser.parse_args()
-    deadline = time.time() + 60 * given.minutes if given.minutes else math.inf
+    deadline = time.monotonic() + 60 * (given.minutes - REPORT)
     place = Place(given.runs, Store(given.data), given.device, jobs=given.jobs)
     known = items()
     if wrong := [number for number in given.items if not 1 <= number <= len(known)]:
         parser.error(f"there is no item {wrong[0]}; they are 1 to {len(known)}")
-    whole, steps, following = 0.0, dict[str, Step](), list[Cell]()
+    whole, steps = 0.0, dict[str, Step]()
     for number in given.items or range(1, len(known) + 1):
         item = known[number - 1]
-        left = not_stored([*item.cells, *scored(item.cells)], place.store)
-        left = (*left, *not_stored(twins(left, place.store), place.store))
-        later = [cell for cell in left if given.whole and cell.convention == "published"]
-        new = merged(steps_of([cell for cell in left if cell not in later], place), networks_for(later, place))
-        following += later
+        left = not_stored(item.cells, place.store)
+        new = steps_of([*left, *not_stored(twins(left, place.store), place.store)], place)
         said, total = describe({name: step for name, step in new.items() if name not in steps}, place)
         print(f"{number}. {item.title}: {said}", flush=True)
         whole += total
@@ -307,25 +267,25 @@ def main() -> None:
     print(f"about {whole:.0f} min in all, one network after another", flush=True)
     if not given.dry_run:
         given.runs.mkdir(parents=True, exist_ok=True)
-        make(steps, place, following, Store(given.whole) if given.whole else place.store, deadline)
+        make(steps, place, deadline)
 
 
-def make(steps: dict[str, Step], place: Place, following: Sequence[Cell], whole: Store, deadline: float) -> None:
-    """The steps, the cells that follow them, and reports meanwhile and at the end."""
-    jobs = place.jobs or 1
-    context, beside = get_context("spawn"), Beside(place.runs)
-    trained = context.Event()
-    follower = context.Process(target=follow, args=(following, replace(place, store=whole), trained, deadline))
-    follower.start()
+def make(steps: dict[str, Step], place: Place, deadline: float) -> None:
+    """The steps that end before the deadline, as `time.monotonic` tells it; reports meanwhile and at the end."""
+    jobs, beside = place.jobs or 1, Beside(place.runs)
+    late: dict[str, Step] = {}
 
     def in_time(step: Step) -> bool:
-        return time.time() + 60 * expected(step, jobs) < deadline
+        if time.monotonic() + 60 * expected(step, jobs) < deadline:
+            return True
+        late[step.name] = step
+        return False
 
     engine = one_by_one if jobs == 1 else partial(processes, jobs=jobs)
     for failure in run_steps(steps, place, beside.now_and_then, engine, in_time):
         print(f"  failed: {failure.cell.task} {failure.cell.method}: {failure.reason}", file=sys.stderr)
-    trained.set()
-    follower.join()
+    for step in late.values():
+        print(f"  left for want of time: {step}")
     beside.end()
 
 

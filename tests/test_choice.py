@@ -85,6 +85,9 @@ def test_nothing_is_chosen_among_what_candidates_have_to_beat():
     assert choose_candidate(rank({**rivals, LA: runs(0.01, seeds=1)}, MAP)) is None
     assert choose_candidate(rank({**rivals, LA: runs(0.3)}, MAP)) == Candidate("map", None, "energy")
     assert choose_candidate(rank({**rivals, LA: runs(0.01)}, MAP)) == LA
+    apart = {"mnist": ({**rivals, LA: runs(0.3)}, MAP), "cifar10": ({**rivals, DE: runs(0.3)}, MAP)}
+    assert choose_for_all(apart) is None
+    assert choose_for_all({task: ({**measured, SL: runs(0.01)}, MAP) for task, (measured, _) in apart.items()}) == SL
 
 
 def test_one_for_several_tasks_is_eligible_on_each_and_ranked_among_these():

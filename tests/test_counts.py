@@ -95,6 +95,17 @@ def test_as_many_are_tested_with_as_in_the_paper_and_the_network_stays(grey_nois
     assert both == {"published": values, "corrected": corrected}
 
 
+def test_a_store_may_have_the_whole_set_beside_the_one_that_is_tested_with(grey_noise: Store):
+    sets = counts(Data("mnist", "uniform"), grey_noise)[1]
+    pixels = torch.randint(256, (45, 28, 28, 1), generator=torch.Generator().manual_seed(9)).byte().numpy()
+    columns = {"image": image_column(map(to_png, pixels)), "label": [1] * len(pixels)}
+    grey_noise.write("emnist_letters_whole", "test", [pa.table(columns)], "a test")
+    whole = counts(Data("mnist", "uniform"), grey_noise)[1]
+    assert [*sets] == ["counts/test/32", f"counts/emnist_letters/{LETTERS}"]
+    assert [*whole] == ["counts/test/32", "counts/emnist_letters/45"]
+    assert torch.equal(whole["counts/emnist_letters/45"], torch.from_numpy(pixels).permute(0, 3, 1, 2))
+
+
 def measured(place: Place) -> Measured:
     (only,) = [one for one in gather([place.runs], values_of) if one.cell.convention == "published"]
     return only

@@ -45,7 +45,6 @@ from demur.study.engine import LOG, plan, results_of, run_cells
 from demur.study.fits import Data, folder_name
 from demur.study.grid import Cell, Settings, Study
 from demur.study.processes import Crew, most_jobs, processes
-from demur.study.records import read_record, write_record
 from demur.study.results import PREDICTIONS, pack, read_results, unpack, write_further
 from demur.study.run import row_of
 from demur.tasks import IMAGES, Store
@@ -738,17 +737,6 @@ def test_values_of_scores_are_kept_where_a_study_asks(place: Place):
     assert {name for made in result.further["plane"].sets.values() for name in made.scores} == {"energy", "knn"}
     (failure,) = run_cells(replace(study, scores=("none",)), place, nothing)
     assert "score 'none' has no value for map: it needs a none class" in failure.reason
-
-
-def test_scores_that_another_device_computed_say_so(place: Place):
-    (cell,) = quick("map")
-    folder = run_cell(cell, place)
-    assert run_cells(replace(of([cell]), scores=("energy",)), place, nothing) == []
-    assert read_record(folder).notes == {}
-    write_record(folder, replace(read_record(folder), device="a GPU"))
-    assert run_cells(replace(of([cell]), scores=("gen", "doubt")), place, nothing) == []
-    here = making.device_name("cpu")
-    assert read_record(folder).notes == {"doubt, gen": f"computed on {here}, with networks of a GPU"}
 
 
 def test_scores_of_inputs_that_are_not_there_are_refused(place: Place):

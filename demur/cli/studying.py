@@ -1,8 +1,7 @@
 """What `demur study` does, step by step."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -15,11 +14,9 @@ from demur.cli.shared import make_console, open_store, parse_device
 
 if TYPE_CHECKING:
     from demur.study.cells import Place
-    from demur.study.engine import Failure, Workers
+    from demur.study.engine import Engine, Failure
     from demur.study.fits import Fit
     from demur.study.grid import Cell, Study
-
-    Engine = Callable[[Place], AbstractContextManager[Workers]]
 
 ENGINES = ("local", "ray")
 

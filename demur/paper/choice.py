@@ -117,13 +117,18 @@ def rank(
 def choose_candidate(ranked: Sequence[Ranked]) -> Candidate | None:
     """The recommended one; None where no candidate is eligible, or none but what candidates have to beat."""
     eligible = [one.choice for one in ranked if one.barred is None and one.seeds >= SEEDS]
-    return eligible[0] if any(choice.method not in RIVALS for choice in eligible) else None
+    return eligible[0] if has_candidate(eligible) else None
+
+
+def has_candidate(choices: Iterable[Candidate]) -> bool:
+    """Whether there is anything but what candidates have to beat."""
+    return any(choice.method not in RIVALS for choice in choices)
 
 
 def choose_for_all(by_task: Mapping[str, tuple[Candidates, Sequence[OfSeed]]]) -> Candidate | None:
     """One for several tasks: the mean over tasks of the mean rank, among those that are eligible on each."""
     eligible = [{one.choice for one in rank(*of_task) if one.barred is None} for of_task in by_task.values()]
-    if not eligible or not (common := set.intersection(*eligible)):
+    if not eligible or not has_candidate(common := set.intersection(*eligible)):
         return None
     again = [
         rank({choice: runs for choice, runs in measured.items() if choice in common}, of_map)

@@ -21,6 +21,7 @@ from demur.tasks.images import OOD_COUNT, VALIDATION_COUNT, fit_images, load_spl
 
 COUNTS, INPUTS = "counts", "inputs"  # a kind of further inputs; a value
 WHOLE: Mapping[str, int] = MappingProxyType({"emnist_letters": 20_800, "svhn": 26_032})
+BESIDE = "_whole"  # a store may have some of a set to test with, and all of it under this name
 
 
 def whole_sets(cell: Cell) -> list[str]:
@@ -42,8 +43,9 @@ def counts(data: DataSource, store: Store) -> Inputs:
     rows = order[min(VALIDATION_COUNT, len(order) // 5) :].sort().values
     sets = {TEST: test.x[rows]}
     for name in OOD_SETS[data.name]:
-        if name in WHOLE and store.has(name, "test"):
-            sets[name] = fit_images(store.images(name, "test")[0], test.x.shape[1:])
+        stored = next((each for each in (name + BESIDE, name) if store.has(each, "test")), None)
+        if name in WHOLE and stored:
+            sets[name] = fit_images(store.images(stored, "test")[0], test.x.shape[1:])
     few = None if data.limit is None else max(1, data.limit // 6)  # as of a task's own sets
     return test.y[rows][:few], {f"{COUNTS}/{name}/{len(x[:few])}": x[:few] for name, x in sets.items()}
 

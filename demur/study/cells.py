@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -259,30 +260,28 @@ def add_scores(fit: Fit, place: Place, further: Mapping[str, Further], names: Se
         inputs = tested_sets(task)
         for kind in record.further:
             inputs |= choose(further, kind, "further inputs")(fit.data, place.store)[1]
-        learnt = fit_scores(scores, posterior, likelihood, task.training.train)
-        values: dict[str, dict[str, Array]] = {score.name: {} for score in scores}
-        if unknown := sorted({*(each for sets in record.further.values() for each in sets)} - inputs.keys()):
+        names = (*record.sets, *chain.from_iterable(record.further.values()))
+        if unknown := sorted({*names} - inputs.keys()):
             raise ValueError(
                 f"{folder} was predicted with {', '.join(unknown)}, which {place.store.root} has not; "
                 "name the data that it was made with, or leave the scores out"
             )
-        for name in (*record.sets, *(each for sets in record.further.values() for each in sets)):
+        learnt = fit_scores(scores, posterior, likelihood, task.training.train)
+        values: dict[str, dict[str, Array]] = {score.name: {} for score in scores}
+        for name in names:
             prediction = predict_scored(posterior, likelihood, inputs[name].to(place.device), scores, learnt)
             for score in scores:
                 scored = score(prediction, learnt.get(score.name))
                 if scored is None:
                     raise ValueError(f"score {score.name!r} has no value for {fit.method.name}: it needs a none class")
                 values[score.name][name] = scored
-        write_scores(folder, values, device_name(place.device))
-
-
-def device_name(device: str) -> str:
-    return torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or "CPU"
+        write_scores(folder, values)
 
 
 def circumstances(device: str) -> dict[str, Any]:
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or "CPU"
     return {
-        "device": device_name(device),
+        "device": name,
         "threads": torch.get_num_threads(),
         "versions": {"demur": demur.__version__, "torch": torch.__version__, "python": platform.python_version()},
         **describe_code(),

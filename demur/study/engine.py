@@ -88,8 +88,8 @@ def attempt(step: Step, place: Place) -> Outcome:
     """Make the step's folder whole, whatever may happen."""
     with _threads(place.threads), warnings.catch_warnings(record=True) as caught:
         try:
-            for cell in step.cells:
-                run_cell(cell, step.fit, place, step.further, step.scores)
+            for left, cell in enumerate(step.cells, 1 - len(step.cells)):
+                run_cell(cell, step.fit, place, step.further, () if left else step.scores)  # of all that was asked
             if not step.cells:
                 read_or_fit(step.fit, place)
             failed, log = None, ""

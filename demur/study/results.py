@@ -88,7 +88,7 @@ def score_file(score: str) -> str:
     return f"score-{score.replace(':', '.')}.safetensors"  # a file's name has no colon on Windows
 
 
-def write_scores(folder: Path, values: Mapping[str, Mapping[str, Array]], device: str) -> None:
+def write_scores(folder: Path, values: Mapping[str, Mapping[str, Array]]) -> None:
     """Beside the predictions of a whole folder: by score, the values of every set; again the record last."""
     record = read_record(folder)
     digests = dict(record.digests)
@@ -97,10 +97,7 @@ def write_scores(folder: Path, values: Mapping[str, Mapping[str, Array]], device
         write_tensors(folder / score_file(score), tensors)
         digests[score_file(score)] = digest(tensors)
     known = {score: tuple(sets) for score, sets in values.items()}
-    notes = dict(record.notes)
-    if device != record.device:
-        notes[", ".join(sorted(values))] = f"computed on {device}, with networks of {record.device}"
-    write_record(folder, replace(record, scores={**record.scores, **known}, digests=digests, notes=notes))
+    write_record(folder, replace(record, scores={**record.scores, **known}, digests=digests))
 
 
 def read_scores(folder: Path, record: Record, lengths: Mapping[str, int]) -> dict[str, dict[str, Array]]:
