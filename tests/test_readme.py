@@ -12,6 +12,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from demur.cli.program import run
+from demur.measures import value_name
 from demur.paper.published import printed_values
 from tests.serving import ask, served
 
@@ -104,6 +105,22 @@ def test_the_numbers_are_those_of_the_tables(results: pd.DataFrame):
             assert cell["mean"] == f"{values.mean():.1f}", (row[0], task)
             assert cell["spread"] == (f"{values.std():.1f}" if len(values) > 1 else None)
             assert (cell["printed"] is None) == (bool(row["score"]) or task not in COMPARED)
+
+
+def test_the_page_on_methods_has_the_numbers_of_the_tables(results: pd.DataFrame):
+    page = " ".join((ROOT / "docs" / "which-method.md").read_text("utf-8").split())
+    section = page[page.index("## At full length") : page.index("All thirty of the paper's methods")]
+    named = {
+        "cifar10": (("la+nc", "none_share"), ("map", ""), ("map", "knn"), ("map", "vim"), ("map+nc", "none_share")),
+        "cifar100": (("map+nc", "none_share"), ("la+nc", "none_share")),
+    }
+    for task, rows in named.items():
+        for method, score in rows:
+            of = results[(results["task"] == task) & (results["method"] == method)]
+            values = 100 * of.loc[of["metric"] == value_name("fpr95", score or "max_prob"), "value"]
+            assert len(values) == (3 if task == "cifar10" else 1)
+            said = f"{values.mean():.1f}" + (f" ± {values.std():.1f}" if len(values) > 1 else "")
+            assert said in section, (task, method, score)
 
 
 def test_the_printed_values_are_the_papers():

@@ -22,6 +22,7 @@ from demur.report.figures import (
 )
 from demur.study.results import read_result
 from demur.study.table import Measured
+from demur.tasks import IMAGES
 from demur.tasks.shift import CORRUPTIONS, SEVERITIES
 
 # accuracy over the classes and over "none" as well differ with a none class only
@@ -83,8 +84,11 @@ def _noise(groups: Groups) -> Iterator[Drawing]:
             for (other, task, outliers), by_method in groups.items()
             if other == kind and not unusual(task, outliers) and "uniform" in next(iter(by_method.values()))[0].sets
         }
-        if shown := {task: values for task, values in measured.items() if values}:
+        order = [*IMAGES, *sorted(measured.keys() - IMAGES.keys())]
+        if shown := {task: measured[task] for task in order if measured.get(task)}:
             caption = f"Mean confidence on uniform noise, the paper's figure 1; {kind.title}"
+            if any(printed[task].keys() - values.keys() for task, values in shown.items()):
+                caption += "; what has no bar is not measured"
             yield Drawing(file_name("noise", kind.slug), caption, draw_noise_confidence(shown, printed))
 
 
