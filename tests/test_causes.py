@@ -10,7 +10,8 @@ from demur.paper.causes import CAUSES, OPEN, Disagreement, disagreements
 from demur.paper.published import TITLES, printed_values
 from demur.paper.statistics import Known, Spread
 from demur.report.causes import by_cause, line_by_line
-from demur.report.sheet import as_markdown
+from demur.report.seeds import compared, is_within, seeds_section, seeds_tables
+from demur.report.sheet import as_markdown, markdown
 from demur.study.grid import Cell
 from demur.study.measuring import Value
 from demur.study.results import TEST
@@ -69,12 +70,12 @@ def test_luck_is_what_two_networks_differ_by_where_their_spread_is_measured():
     ours = Known(entry.value + 0.05, by_seed={0: entry.value + 0.05}, spread=Spread(0.02**2, 100))
     one = Disagreement(entry, ours, (as_printed(cell("map")),), printed_collapsed=False)
     luck = next(cause for cause in CAUSES if cause.title == "Luck of training")
-    assert one.half == pytest.approx(2.776 * 0.02 * 2**0.5, rel=1e-3)
+    assert one.ours.of_one_more == pytest.approx(2.776 * 0.02 * 2**0.5, rel=1e-3)
     assert luck.applies(one)
     assert not luck.applies(replace(one, ours=replace(ours, spread=Spread(0.02**2, 100, assumed=True))))
     assert not luck.applies(replace(one, ours=replace(ours, spread=Spread(0.01**2, 100))))
     three = replace(ours, by_seed=dict.fromkeys(range(3), ours.value))
-    assert replace(one, ours=three).half == pytest.approx(2 * three.training)
+    assert three.of_one_more == pytest.approx(2 * three.training)
 
 
 def test_all_that_disagrees_is_counted_once_and_listed():
@@ -102,3 +103,42 @@ def test_a_collapsed_classifier_is_named_first():
     fallen = replace(as_printed(cell("map"), fpr95_kmnist=0.5))
     gone = replace(fallen, values={**fallen.values, (TEST, "accuracy"): Value(0.1)})
     assert causes_of(gone) == {("fpr95", "kmnist"): "Collapsed"}
+
+
+# the spread over seeds ----------------------------------------------------------------------------------------------
+
+
+def corrected(method: str, task: str, *moved: float) -> list[Measured]:
+    """A network a value: its FPR95 on characters is so far from the printed one."""
+    cells = [Cell(task, method, seed) for seed in range(len(moved))]
+    return [as_printed(cell, fpr95_kmnist=by) for cell, by in zip(cells, moved, strict=True)]
+
+
+def test_a_printed_value_lies_within_where_one_more_network_might():
+    """With sd s of three networks, a fourth is within 4.30 s (1 + 1/3)^1/2 of their mean in 95 % of all cases."""
+    near = corrected("map", "mnist", 0.08, 0.10, 0.12)
+    ours, printed = compared(Analysis(near))["mnist", printed_row("map")]["kmnist"]
+    assert ours.value - printed == pytest.approx(0.1)
+    alone = replace(ours, spread=Spread(), over_points=0.0)
+    assert alone.of_one_more == pytest.approx(4.3027 * 0.02 * (4 / 3) ** 0.5, rel=1e-4)
+    assert is_within(replace(alone, value=printed + 0.099), printed)
+    assert not is_within(replace(alone, value=printed + 0.1), printed)
+
+
+def printed_row(method: str):
+    return next(entry.row for entry in printed_values() if entry.row.label == method)
+
+
+def test_values_are_counted_and_marked_by_set():
+    cells = [*corrected("map", "mnist", 0.3, 0.31, 0.29), *corrected("map+oe", "mnist", 0.0, 0.01, -0.01)]
+    few = [*corrected("la", "mnist", 0.3, 0.3), *corrected("map", "sst", 0.1, 0.1, 0.1)]
+    section, (table,) = seeds_section(Analysis([*cells, *few])), seeds_tables(Analysis([*cells, *few]))
+    assert section is not None
+    assert section.blocks[1].rows == seeds_section(Analysis(cells)).blocks[1].rows  # two seeds are too few
+    assert [as_markdown(row) for row in section.blocks[1].rows] == ["`map`<br>6 of 7", "`map+oe`<br>7 of 7"]
+    line = next(line for line in markdown(table).splitlines() if line.startswith("| `map` |"))
+    printed = PRINTED["mnist", "map", "kmnist", "fpr95"]
+    assert f"| {100 * (printed + 0.3):.1f} ±1.0<br>**{100 * printed:.1f} outside** |" in line
+    assert line.count("outside") == 1
+    assert seeds_section(Analysis(few)) is None
+    assert seeds_tables(Analysis(few)) == []

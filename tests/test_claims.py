@@ -192,6 +192,23 @@ def test_calibration_is_judged_by_the_ece_of_the_convention():
     assert verdicts(claim, made(claim.cells, only_published)) == ["does not hold", "holds"]
 
 
+def test_a_mean_over_other_tasks_is_another_value():
+    """`la+oe` alone was measured on a fourth task: what it is compared with there is no mean over three."""
+    claim = titled("NC is the best")
+    missing = [("cifar100", "la+sl"), ("cifar100", "la+ml")]
+    cells = [cell for cell in claim.cells if cell.task != "svhn" and (cell.task, cell.method) not in missing]
+
+    def by_task(cell: Cell, where: str, metric: str) -> float:
+        return (0.8 if cell.task == "cifar100" else 0.2) + 0.1 * (not cell.method.endswith("nc"))
+
+    text = claims_document(Analysis(made(cells, by_task)))
+    line = next(line for line in text[text.index("NC is the best way") :].splitlines() if "mean over tasks" in line)
+    own = line.split("|")[2]
+    assert "**yes** 2 of 2: `la+nc` 20.0 not above `la+sl` 30.0, `la+ml` 30.0" in own
+    assert "**yes** 1 of 1: `la+nc` 35.0 not above `la+oe` 45.0" in own
+    assert "**yes** 3 of 3: `vb+nc` 35.0 not above `vb+sl` 45.0, `vb+ml` 45.0, `vb+oe` 45.0" in own
+
+
 # collapsed classifiers, and few seeds -------------------------------------------------------------------------------
 
 

@@ -3,7 +3,6 @@
 A cause is known by an experiment or from the printed values themselves; what none applies to is open.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,11 +43,6 @@ class Disagreement:
         return self.ours.value - self.printed.value
 
     @property
-    def half(self) -> float:
-        """Half its 95 % interval: what is printed is of one network, which training moves as much as each of ours."""
-        return math.hypot(self.ours.over_points, math.sqrt(1 + len(self.ours.by_seed)) * self.ours.training)
-
-    @property
     def likelihood(self) -> str:
         return split_method(self.printed.row.method)[1]
 
@@ -74,7 +68,7 @@ def _is_of_too_few(one: Disagreement) -> bool:
 
 
 def _is_luck(one: Disagreement) -> bool:
-    return not one.ours.spread.assumed and abs(one.difference) <= one.half
+    return not one.ours.spread.assumed and abs(one.difference) <= one.ours.of_one_more
 
 
 def _stands_in(one: Disagreement) -> bool:

@@ -87,6 +87,11 @@ class Known:
         """Half the 95 % interval over test points and training; at most all that fractions can differ by."""
         return min(math.hypot(self.over_points, self.training), 1.0)
 
+    @property
+    def of_one_more(self) -> float:
+        """Half the 95 % interval of its difference from one more network, tested on points of its own."""
+        return math.hypot(self.over_points, math.sqrt(1 + len(self.by_seed)) * self.training)
+
     def text(self, with_half: bool = False) -> str:
         if math.isnan(self.value):
             return "undefined"

@@ -17,6 +17,7 @@ from demur.report.field import field_section, field_table
 from demur.report.figures import save_drawings
 from demur.report.front import agreement_drawing, claims_section, heat_maps
 from demur.report.sections import beside_the_paper, candidates, in_short, missing_candidates, recommendation
+from demur.report.seeds import seeds_section, seeds_tables
 from demur.report.sheet import FORMATS, Section, Sheet, Text, render
 from demur.report.verdicts import claims_document
 from demur.study.table import CELLS, RESULTS, Measured, cells_csv, results_csv
@@ -38,7 +39,7 @@ def write_report(cells: Sequence[Measured], out: Path) -> None:
             unfinished.write_text(text, "utf-8")
     analysis = Analysis(cells)
     singles = filter(None, (candidates(analysis), field_table(cells), line_by_line(analysis)))
-    sheets = [*tables(cells), *choice_tables(cells), *singles]
+    sheets = [*tables(cells), *choice_tables(cells), *seeds_tables(analysis), *singles]
     for sheet in sheets:
         for suffix, write in FORMATS.items():
             (out / "tables" / f"{sheet.name}.{suffix}").write_text(write(sheet), "utf-8")
@@ -77,6 +78,7 @@ def _sections(analysis: Analysis) -> list[Section]:
     sections = [
         in_short(analysis),
         *beside_the_paper(analysis),
+        seeds_section(analysis),
         by_cause(analysis),
         claims_section(analysis),
         choice_section(analysis.cells) or recommendation(analysis),

@@ -75,10 +75,12 @@ def _show_line(line: Sequence[Finding]) -> Text:
         return "–"
     # what few others are compared with is said once
     is_one = len({finding.test.one for finding in line}) < len({finding.test.other for finding in line})
-    groups: dict[tuple[str, str], list[Finding]] = {}
+    groups: dict[tuple[str, str, float], list[Finding]] = {}
     for result in line:
-        groups.setdefault((result.test.one if is_one else result.test.other, result.test.rule), []).append(result)
-    return [_group(fixed, rule, findings, is_one) for (fixed, rule), findings in groups.items()]
+        fixed, known = (result.test.one, result.one) if is_one else (result.test.other, result.other)
+        # a mean is over the tasks that both methods have, so beside another method it may have another value
+        groups.setdefault((fixed, result.test.rule, known.value), []).append(result)
+    return [_group(fixed, rule, findings, is_one) for (fixed, rule, _), findings in groups.items()]
 
 
 def _group(fixed: str, rule: str, results: Sequence[Finding], is_one: bool) -> Text:
