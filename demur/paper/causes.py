@@ -104,8 +104,8 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "Soft labels",
-        "The published convention has the public code's smoothing, 1e-30, which may not be what ran: on MNIST 1e-10 "
-        "fits the printed values better, and on CIFAR-10 1e-30 collapsed here.",
+        "The published convention has the public code's smoothing, 1e-30, which may not be what ran. Other values were "
+        "tried on MNIST and settle nothing; on CIFAR-10 1e-30 collapsed here.",
         lambda one: one.likelihood == "sl" and one.printed.task in IMAGES,
     ),
     Cause(

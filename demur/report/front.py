@@ -105,6 +105,7 @@ def claims_section(analysis: Analysis) -> Section | None:
     sheet = summary(analysis)
     intro = (
         "Each claim is put to tests: with our networks of either convention, and with the paper's own printed values. "
+        "A claim holds if all tests say so, in part if some do; it is undecided if most of them are unclear. "
         "A test compares two methods. It is unclear where the 95 % interval of their difference decides nothing, and "
         "waits where a cell is missing. † where the spread over training seeds is in part assumed, for want of seeds."
     )
