@@ -57,7 +57,9 @@ class Verdict:
         ties = sum(finding.tie and finding.outcome == YES for finding in self.counted)
         unclear, waiting = outcomes.count(UNCLEAR), self.asked - len(outcomes)
         counts = [f"{outcomes.count(YES)} of {len(outcomes)} tests"] + [f"{ties} of them ties"] * bool(ties)
-        counts += [f"{unclear} unclear"] * bool(unclear) + [f"{waiting} more wait"] * bool(waiting)
+        against = outcomes.count(NO)
+        counts += [f"{against} against"] * bool(against) + [f"{unclear} unclear"] * bool(unclear)
+        counts += [f"{waiting} more wait"] * bool(waiting)
         return ", ".join(counts) if outcomes else ""
 
     @property
